@@ -1,0 +1,28 @@
+//! A log-probability, so that no bare float is mistaken for one.
+
+use serde::{Deserialize, Serialize};
+
+/// The natural logarithm of the probability of one token, in nats. Missing is `Option::None`, never 0.
+///
+/// Non-finite values are kept as they are: they are the signal, and they are counted where records are compared.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LogProb(f32);
+
+impl LogProb {
+    #[must_use]
+    pub const fn new(nats: f32) -> Self {
+        Self(nats)
+    }
+
+    /// Nats.
+    #[must_use]
+    pub const fn get(self) -> f32 {
+        self.0
+    }
+
+    #[must_use]
+    pub fn is_finite(self) -> bool {
+        self.0.is_finite()
+    }
+}

@@ -1,0 +1,16 @@
+//! The words every room shares: index newtypes, log-probabilities, the scoring contract, counter-based noise.
+//!
+//! Nothing here knows a model, an engine or a file.
+
+mod contract;
+mod ids;
+mod logprob;
+mod rng;
+
+pub use contract::{Contract, LogprobsMode};
+pub use ids::{
+    BlockId, EngineStep, Generation, GroupId, LayerId, ParseRequestIdError, Position, PromptId,
+    Rank, RequestId, Step, TokenId, WeightVersion,
+};
+pub use logprob::LogProb;
+pub use rng::{Noise, Stream};

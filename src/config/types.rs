@@ -1,0 +1,258 @@
+//! The checked configuration: plain data that the rest of the crate trusts without asking again.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::base::{Contract, LogprobsMode};
+
+/// One experiment, checked. Saved as `config.json` beside every run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Config {
+    pub name: String,
+    pub seed: u64,
+    pub steps: u64,
+    pub model: ModelConfig,
+    pub engine: EngineConfig,
+    pub rollout: RolloutConfig,
+    pub task: TaskConfig,
+    pub trainer: TrainerConfig,
+    pub check: CheckConfig,
+    pub checkpoint: CheckpointConfig,
+    /// Read by `sweep` alone; `run` refuses nothing in it and ignores it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<toml::Table>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelConfig {
+    pub source: ModelSource,
+    /// The compute dtype of weights and activations, on both sides.
+    pub dtype: Dtype,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelSource {
+    /// A folder in the Hugging Face layout.
+    Path(PathBuf),
+    /// A named shape with seeded random weights.
+    Preset(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    F32,
+    Bf16,
+}
+
+impl Dtype {
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EngineConfig {
+    /// `cpu` is the only device of this build.
+    pub device: Device,
+    /// Bytes the engine may plan with, before `gpu_memory_utilization`.
+    pub device_memory: u64,
+    pub gpu_memory_utilization: f64,
+    /// Replaces the block count that the memory would give, up or down.
+    pub num_gpu_blocks_override: Option<u32>,
+    pub max_num_batched_tokens: u32,
+    pub max_num_seqs: u32,
+    pub max_model_len: u32,
+    pub enable_chunked_prefill: bool,
+    /// The dtype of the recurrent state in its cache pages; resolved (`auto` is the model's dtype).
+    pub mamba_ssm_cache_dtype: Dtype,
+    pub batch_split: BatchSplit,
+    /// Width of the product slot × stride in the prefill scan's state load and store, in bits: 8 to 64.
+    pub state_index_bits: u32,
+    pub free_list: FreeListOrder,
+    pub logprobs_mode: LogprobsMode,
+    pub force_prefill: bool,
+    /// Planted faults, by name (`engine.faults`), for `gapscope faults` and the tests.
+    pub faults: Vec<Fault>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    Cpu,
+}
+
+/// How rows of one engine step are told apart as decode or prefill.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchSplit {
+    /// By whether the prompt is still being computed (vLLM since #37303).
+    #[default]
+    IsPrefilling,
+    /// The reorder looks at computed tokens, the split at query lengths (vLLM #32118).
+    ComputedTokens,
+    /// Both look at scheduled tokens (vLLM before #32118).
+    ScheduledTokens,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FreeListOrder {
+    /// Taken at the head, returned at the tail: least recently freed first (vLLM).
+    #[default]
+    Fifo,
+    /// A stack with block 1 on top.
+    Lifo,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RolloutConfig {
+    pub prompts_per_step: u32,
+    pub rollouts_per_prompt: u32,
+    pub max_new_tokens: u32,
+    pub ignore_eos: bool,
+    pub temperature: f32,
+    pub top_p: f32,
+    /// 0 keeps everything.
+    pub top_k: u32,
+    pub min_p: f32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum TaskConfig {
+    Arithmetic {
+        /// Operands are drawn from 0 to this.
+        max_operand: u64,
+        /// Subset of "+-*".
+        operators: String,
+        /// Problems written out with their answers before the one that is asked, to lengthen prompts.
+        examples: u32,
+        /// Pads every prompt in front to exactly this many tokens; absent leaves lengths as they fall.
+        prompt_tokens: Option<u32>,
+    },
+    Jsonl {
+        path: PathBuf,
+        prompt_key: String,
+        answer_key: String,
+        reward: RewardConfig,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardConfig {
+    /// The completion, trimmed, is the answer, trimmed.
+    Exact,
+    /// The last number of the completion equals the answer's number (after `####` where there is one).
+    Numeric,
+    /// The completion matches this regular expression; `{answer}` in it stands for the answer, escaped.
+    Regex { pattern: String },
+    /// A program that reads one JSON object a line and prints one number a line.
+    Command { argv: Vec<String>, timeout_s: f64 },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainerConfig {
+    pub update: Update,
+    pub learning_rate: f64,
+    pub warmup_steps: u64,
+    pub betas: [f64; 2],
+    pub eps: f64,
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this L2 norm; infinity never scales.
+    pub max_grad_norm: f64,
+    /// Optimizer updates on one step's rollouts; the sequences are cut into this many equal minibatches.
+    pub updates_per_step: u32,
+    /// The ratio is clipped to [1 - low, 1 + high].
+    pub clip_ratio_low: f64,
+    pub clip_ratio_high: f64,
+    /// Weight of the k3 KL to the frozen start weights; 0 keeps no reference.
+    pub kl_coef: f64,
+    /// Truncated importance weights: min(exp(old - rollout), cap). Absent: weight 1.
+    pub importance_cap: Option<f64>,
+    pub loss_agg: LossAggregation,
+    /// Whether a group's advantages are divided by its standard deviation.
+    pub scale_advantages: bool,
+    /// Tokens of one packed forward and backward.
+    pub max_tokens_per_chunk: u32,
+    /// Supervised steps on the task's own answers before the loop; 0 for none.
+    pub warm_start_steps: u64,
+    pub warm_start_batch: u32,
+    pub warm_start_learning_rate: f64,
+    /// Planted faults of the trainer's side.
+    pub faults: Vec<Fault>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Update {
+    #[default]
+    Adamw,
+    /// Scores only: no gradient and no optimizer state is ever allocated.
+    None,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossAggregation {
+    /// Every token weighs the same.
+    #[default]
+    TokenMean,
+    /// Every sequence weighs the same.
+    SequenceMean,
+}
+
+/// A planted fault. Each lives beside what it breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// The trainer recomputes logprobs after its update instead of before.
+    ScoreAfterUpdate,
+    /// The trainer's first weight of the final norm is moved by one unit in the last place.
+    TrainerWeightUlp,
+    /// The engine's first weight of the final norm is moved by one unit in the last place.
+    EngineWeightUlp,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckConfig {
+    /// `decode` and `trainer` are always among them.
+    pub legs: Vec<Leg>,
+}
+
+/// One way of getting the log-probability of a sampled token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Leg {
+    Decode,
+    Prefill,
+    Trainer,
+    Reference,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckpointConfig {
+    /// Whether a run with updates leaves its final weights as a Hugging Face folder.
+    pub save_final: bool,
+}
+
+impl Config {
+    /// What the engine's recorded log-probabilities mean.
+    #[must_use]
+    pub fn contract(&self) -> Contract {
+        Contract {
+            logprobs_mode: self.engine.logprobs_mode,
+            temperature: self.rollout.temperature,
+            top_p: self.rollout.top_p,
+            top_k: self.rollout.top_k,
+            min_p: self.rollout.min_p,
+        }
+    }
+}

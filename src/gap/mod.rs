@@ -1,0 +1,1 @@
+//! Pairing, measures, floor, verdicts: records in, numbers out.

@@ -1,0 +1,1 @@
+//! HF configs, weights and the blocks: attention, mamba, mlp.

@@ -1,0 +1,1 @@
+//! TensorBoard, Parquet, JSON and HTML: what a run leaves.

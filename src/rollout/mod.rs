@@ -1,0 +1,5 @@
+//! Records, tasks and rewards.
+
+mod record;
+
+pub use record::{LegLogProbs, Rollout};

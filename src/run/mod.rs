@@ -1,0 +1,1 @@
+//! The loop. The only room that reads the clock or starts processes.

@@ -1,0 +1,1 @@
+//! FSDP units, scoring, GRPO loss, AdamW and the candle reference.
