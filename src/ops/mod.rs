@@ -1,4 +1,20 @@
 //! One file an operation. The only room with `unsafe`, and the only one that computes an address.
+//!
+//! Every operation works on one chunk of packed rows on one thread; callers run chunks in
+//! parallel. A row's bits depend on nothing but the row itself (see each file's header for its
+//! order), which is what makes decode, prefill and trainer agree.
 
+pub mod attention;
+pub mod conv;
+pub mod gemm;
+pub mod log_softmax;
+pub mod pages;
+pub mod rms_norm;
 pub mod round;
+pub mod sampling;
+pub mod scan;
 pub mod simd;
+pub mod slot;
+pub mod swiglu;
+#[cfg(test)]
+pub mod testing;

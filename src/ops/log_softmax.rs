@@ -1,0 +1,113 @@
+//! The log-probability, defined once for every leg: exact maximum, then Σ exp(x - max) in a fixed
+//! tree of 1,024-wide vocabulary tiles (lanes within a tile, tiles ascending), in f32.
+//!
+//! Callers bound memory by chunks of rows; a row is never cut.
+
+use super::simd::{exp, ln, sum_by, vectorized};
+
+/// Vocabulary entries of one tile.
+const TILE: usize = 1024;
+
+/// A row's maximum and the logarithm of Σ exp(x - max): log p(i) = (x_i - max) - log_sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normaliser {
+    pub max: f32,
+    pub log_sum: f32,
+}
+
+impl Normaliser {
+    /// Of one row of logits, `[V]`. A NaN anywhere gives NaN; entries of -inf weigh nothing.
+    #[must_use]
+    pub fn of(logits_v: &[f32]) -> Self {
+        assert!(!logits_v.is_empty(), "a softmax over no entries");
+        vectorized(
+            #[inline(always)]
+            || {
+                let max = logits_v.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+                let sum = logits_v
+                    .chunks(TILE)
+                    .fold(0.0, |sum, tile| sum + sum_by(tile.len(), |i| exp(tile[i] - max)));
+                Self { max, log_sum: ln_sum(sum) }
+            },
+        )
+    }
+
+    /// log p of an entry whose logit is `x`.
+    #[inline(always)]
+    #[must_use]
+    pub fn log_prob(&self, x: f32) -> f32 {
+        (x - self.max) - self.log_sum
+    }
+}
+
+/// `ln` where it is defined; the sum is at least 1 unless a NaN or an infinity went in.
+#[inline(always)]
+fn ln_sum(sum: f32) -> f32 {
+    if sum.is_finite() {
+        ln(sum)
+    } else {
+        f32::NAN
+    }
+}
+
+/// dlogits[V] = (1[i = target] - p_i) · upstream, overwritten: the gradient of log p(target).
+pub fn backward(logits_v: &[f32], target: usize, upstream: f32, dlogits_v: &mut [f32]) {
+    assert_eq!(logits_v.len(), dlogits_v.len(), "logits and gradient differ");
+    let normaliser = Normaliser::of(logits_v);
+    vectorized(
+        #[inline(always)]
+        || {
+            for (d, &x) in dlogits_v.iter_mut().zip(logits_v) {
+                *d = -exp(normaliser.log_prob(x)) * upstream;
+            }
+        },
+    );
+    dlogits_v[target] += upstream;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, finite_difference, random, wide};
+
+    fn oracle(x: &[f64], target: usize) -> f64 {
+        let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        x[target] - max - x.iter().map(|v| (v - max).exp()).sum::<f64>().ln()
+    }
+
+    #[test]
+    fn against_f64_at_every_tile_remainder() {
+        for vocab in [1, 2, 16, 256, 1023, 1024, 1025, 65_536] {
+            for scale in [1.0, 20.0] {
+                let x: Vec<f32> = random(vocab, 1).iter().map(|v| v * scale).collect();
+                let normaliser = Normaliser::of(&x);
+                for target in [0, vocab / 2, vocab - 1] {
+                    let want = oracle(&wide(&x), target);
+                    assert_close("log p", &[normaliser.log_prob(x[target])], [want], 2e-6);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn edges() {
+        let log_probs =
+            |x: &[f32]| x.iter().map(|&v| Normaliser::of(x).log_prob(v)).collect::<Vec<_>>();
+        assert_eq!(log_probs(&[3.0]), [0.0]);
+        assert_eq!(log_probs(&[0.0, f32::NEG_INFINITY]), [0.0, f32::NEG_INFINITY]);
+        assert_eq!(log_probs(&[1e30, 1e30])[0], -(2.0_f32.ln()));
+        assert!(log_probs(&[f32::NAN, 1.0])[1].is_nan());
+        assert!(log_probs(&[f32::INFINITY, 1.0])[1].is_nan());
+    }
+
+    #[test]
+    fn backward_against_finite_differences() {
+        for vocab in [1, 5, 40] {
+            let x = random(vocab, 2);
+            let mut d = vec![0.0; vocab];
+            backward(&x, vocab / 2, 0.7, &mut d);
+            let want = finite_difference(&x, |x| 0.7 * oracle(x, vocab / 2));
+            assert_close("dlogits", &d, want, 1e-6);
+        }
+    }
+}

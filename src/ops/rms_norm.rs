@@ -1,0 +1,101 @@
+//! RMSNorm as Jamba and Llama have it (transformers `JambaRMSNorm`): the mean square in f32, the
+//! scaled row rounded to the compute dtype, then multiplied by the weight and rounded again.
+//!
+//! Shape letters: T rows, H width. Order: the lanes of `simd::sum_by` over one row.
+
+use super::round::to_dtype;
+use super::simd::{sum_by, vectorized};
+use crate::config::Dtype;
+
+/// 1 / sqrt(mean(x²) + eps) of one row.
+#[inline(always)]
+fn inverse_rms(x_h: &[f32], eps: f32) -> f32 {
+    let mean = sum_by(x_h.len(), |i| x_h[i] * x_h[i]) / x_h.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+/// y[T, H] = round(round(x · inverse rms) · w).
+pub fn forward(x_th: &[f32], w_h: &[f32], eps: f32, dtype: Dtype, y_th: &mut [f32]) {
+    assert_eq!(x_th.len(), y_th.len(), "x and y differ");
+    vectorized(
+        #[inline(always)]
+        || {
+            for (x, y) in x_th.chunks_exact(w_h.len()).zip(y_th.chunks_exact_mut(w_h.len())) {
+                let scale = inverse_rms(x, eps);
+                for ((y, x), w) in y.iter_mut().zip(x).zip(w_h) {
+                    *y = to_dtype(to_dtype(x * scale, dtype) * w, dtype);
+                }
+            }
+        },
+    );
+}
+
+/// dx[T, H] += gradient by x; dw[H] += gradient by w, rows ascending.
+pub fn backward(
+    x_th: &[f32],
+    w_h: &[f32],
+    eps: f32,
+    dy_th: &[f32],
+    dx_th: &mut [f32],
+    dw_h: &mut [f32],
+) {
+    assert!(x_th.len() == dy_th.len() && x_th.len() == dx_th.len(), "x, dy and dx differ");
+    assert_eq!(w_h.len(), dw_h.len(), "w and dw differ");
+    let width = w_h.len();
+    let rows = x_th.chunks_exact(width).zip(dy_th.chunks_exact(width));
+    for ((x, dy), dx) in rows.zip(dx_th.chunks_exact_mut(width)) {
+        let scale = inverse_rms(x, eps);
+        let inner = sum_by(width, |i| dy[i] * w_h[i] * x[i]);
+        let shrink = scale * scale * scale * inner / width as f32;
+        for i in 0..width {
+            dx[i] += scale * dy[i] * w_h[i] - shrink * x[i];
+            dw_h[i] += dy[i] * x[i] * scale;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, finite_difference, random, weighted, wide};
+
+    const EPS: f32 = 1e-6;
+    /// T, H: below, at and beside the lane width.
+    const CASES: [(usize, usize); 5] = [(1, 1), (2, 4), (3, 16), (4, 64), (2, 37)];
+
+    fn oracle(x: &[f64], w: &[f64]) -> Vec<f64> {
+        let row = |x: &[f64]| {
+            let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+            let scale = (mean + f64::from(EPS)).powf(-0.5);
+            x.iter().zip(w).map(|(v, w)| v * scale * w).collect::<Vec<_>>()
+        };
+        x.chunks_exact(w.len()).flat_map(row).collect()
+    }
+
+    #[test]
+    fn forward_against_f64() {
+        for (t, h) in CASES {
+            let (x, w) = (random(t * h, 1), random(h, 2));
+            let mut y = vec![0.0; t * h];
+            forward(&x, &w, EPS, Dtype::F32, &mut y);
+            assert_close("y", &y, oracle(&wide(&x), &wide(&w)), 1e-6);
+            // bf16 keeps 8 bits: two roundings of half an ulp each.
+            forward(&x, &w, EPS, Dtype::Bf16, &mut y);
+            assert_close("bf16 y", &y, oracle(&wide(&x), &wide(&w)), 2.0 * 2_f64.powi(-8));
+            assert!(y.iter().all(|v| v.to_bits() & 0xffff == 0));
+        }
+    }
+
+    #[test]
+    fn backward_against_finite_differences() {
+        for (t, h) in CASES {
+            let (x, w, dy) = (random(t * h, 3), random(h, 4), random(t * h, 5));
+            let (mut dx, mut dw) = (vec![0.0; t * h], vec![0.0; h]);
+            backward(&x, &w, EPS, &dy, &mut dx, &mut dw);
+            let by_x = finite_difference(&x, |x| weighted(&dy, &oracle(x, &wide(&w))));
+            let by_w = finite_difference(&w, |w| weighted(&dy, &oracle(&wide(&x), w)));
+            assert_close("dx", &dx, by_x, 1e-5);
+            assert_close("dw", &dw, by_w, 1e-5);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! From a row of logits to a sampled token and its log-probability under a [`Contract`].
+//!
+//! The order is vLLM's (`v1/sample/sampler.py`): temperature, min-p, top-k, top-p. Sampling never
+//! changes a log-probability: both sides score through [`log_prob`].
+
+use super::log_softmax::Normaliser;
+use super::simd::{exp, vectorized};
+use crate::base::{Contract, LogProb, TokenId};
+
+/// A prefix whose mass is within this of top-p has reached it, so that probabilities which add up
+/// to top-p exactly do not keep one token more by rounding.
+const TOP_P_SLACK: f64 = 1e-6;
+
+/// Divides by the temperature and sets to -inf what the filters remove. Greedy contracts change
+/// nothing. At least the most likely token stays.
+pub fn process(logits_v: &mut [f32], contract: &Contract) {
+    if contract.is_greedy() {
+        return;
+    }
+    if contract.temperature != 1.0 {
+        vectorized(
+            #[inline(always)]
+            || logits_v.iter_mut().for_each(|x| *x /= contract.temperature),
+        );
+    }
+    if contract.min_p > 0.0 {
+        keep_min_p(logits_v, contract.min_p);
+    }
+    if contract.top_k > 0 || contract.top_p < 1.0 {
+        keep_top(logits_v, contract.top_k as usize, f64::from(contract.top_p));
+    }
+}
+
+fn maximum(logits_v: &[f32]) -> f32 {
+    logits_v.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x))
+}
+
+/// Keeps p >= min_p · (largest p).
+fn keep_min_p(logits_v: &mut [f32], min_p: f32) {
+    let max = maximum(logits_v);
+    for x in logits_v.iter_mut().filter(|x| exp(**x - max) < min_p) {
+        *x = f32::NEG_INFINITY;
+    }
+}
+
+/// Keeps everything at least the k-th largest (k = 0: everything), and of that the smallest set of
+/// the likeliest tokens whose mass reaches top-p; equal logits in order of their ids.
+fn keep_top(logits_v: &mut [f32], k: usize, top_p: f64) {
+    let mut order: Vec<usize> = (0..logits_v.len()).collect();
+    order.sort_by(|&a, &b| logits_v[b].total_cmp(&logits_v[a]).then(a.cmp(&b)));
+    let mut kept = order.len();
+    if k > 0 && k < kept {
+        let bound = logits_v[order[k - 1]];
+        kept = order.partition_point(|&i| logits_v[i] >= bound).max(1);
+    }
+    if top_p < 1.0 {
+        let max = logits_v[order[0]];
+        let mass = |&i: &usize| f64::from(exp(logits_v[i] - max));
+        let enough = (top_p - TOP_P_SLACK) * order[..kept].iter().map(mass).sum::<f64>();
+        let mut before = 0.0;
+        let reaches = |i: &usize| {
+            let open = before < enough;
+            before += mass(i);
+            open
+        };
+        kept = order[..kept].iter().copied().take_while(reaches).count().max(1);
+    }
+    for &i in &order[kept..] {
+        logits_v[i] = f32::NEG_INFINITY;
+    }
+}
+
+/// The most likely token, the lowest id among equals. NaN never wins unless all are NaN.
+#[must_use]
+pub fn argmax(logits_v: &[f32]) -> TokenId {
+    let best = logits_v.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (i, &x)| {
+        if x > best.1 {
+            (i, x)
+        } else {
+            best
+        }
+    });
+    TokenId::new(best.0 as u32)
+}
+
+/// The token at `noise` in [0, 1) of the cumulative distribution of processed logits, ids
+/// ascending, f64 sums.
+#[must_use]
+pub fn draw(processed_v: &[f32], noise: f64) -> TokenId {
+    let max = maximum(processed_v);
+    let mass = |x: f32| f64::from(exp(x - max));
+    let target = noise * processed_v.iter().map(|&x| mass(x)).sum::<f64>();
+    let (mut sum, mut last) = (0.0, None);
+    for (i, &x) in processed_v.iter().enumerate() {
+        let p = mass(x);
+        if p > 0.0 {
+            last = Some(i);
+            sum += p;
+            if sum > target {
+                break;
+            }
+        }
+    }
+    // No mass at all (NaN or -inf everywhere) is the caller's finding, not a crash.
+    last.map_or_else(|| argmax(processed_v), |i| TokenId::new(i as u32))
+}
+
+/// Scores and draws with one scratch row, so that nothing is allocated a token.
+#[derive(Clone, Debug, Default)]
+pub struct Sampler {
+    processed_v: Vec<f32>,
+}
+
+impl Sampler {
+    /// log p(token) under the contract; -inf where a filter removed the token.
+    #[must_use]
+    pub fn log_prob(&mut self, logits_v: &[f32], token: TokenId, contract: &Contract) -> LogProb {
+        if contract.scores_raw_logits() {
+            let normaliser = Normaliser::of(logits_v);
+            return LogProb::new(normaliser.log_prob(logits_v[token.index()]));
+        }
+        self.load(logits_v, contract);
+        let normaliser = Normaliser::of(&self.processed_v);
+        LogProb::new(normaliser.log_prob(self.processed_v[token.index()]))
+    }
+
+    /// The token that `noise` picks, and its log-probability under the contract.
+    #[must_use]
+    pub fn sample(
+        &mut self,
+        logits_v: &[f32],
+        noise: f64,
+        contract: &Contract,
+    ) -> (TokenId, LogProb) {
+        let token = if contract.is_greedy() {
+            argmax(logits_v)
+        } else {
+            self.load(logits_v, contract);
+            draw(&self.processed_v, noise)
+        };
+        (token, self.log_prob(logits_v, token, contract))
+    }
+
+    fn load(&mut self, logits_v: &[f32], contract: &Contract) {
+        self.processed_v.clear();
+        self.processed_v.extend_from_slice(logits_v);
+        process(&mut self.processed_v, contract);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{LogprobsMode, Stream};
+
+    const FOUR: [f32; 4] = [0.5, 0.3, 0.15, 0.05];
+
+    fn logits(probabilities: &[f32]) -> Vec<f32> {
+        probabilities.iter().map(|p| p.ln()).collect()
+    }
+
+    fn contract(change: impl FnOnce(&mut Contract)) -> Contract {
+        let mut contract = Contract::PLAIN;
+        change(&mut contract);
+        contract
+    }
+
+    #[test]
+    fn filters_keep_what_they_say() {
+        let cases: [(&str, Contract, &[usize]); 9] = [
+            ("none", Contract::PLAIN, &[0, 1, 2, 3]),
+            ("top_p reached exactly", contract(|c| c.top_p = 0.8), &[0, 1]),
+            ("top_p between", contract(|c| c.top_p = 0.81), &[0, 1, 2]),
+            ("top_p tiny", contract(|c| c.top_p = 1e-9), &[0]),
+            ("top_k 1", contract(|c| c.top_k = 1), &[0]),
+            ("top_k 3", contract(|c| c.top_k = 3), &[0, 1, 2]),
+            ("top_k beyond", contract(|c| c.top_k = 9), &[0, 1, 2, 3]),
+            ("min_p", contract(|c| c.min_p = 0.29), &[0, 1, 2]),
+            // The mass of top_p is of what top_k left: 0.5 / 0.8 < 0.7.
+            ("top_k, then top_p", contract(|c| (c.top_k, c.top_p) = (2, 0.7)), &[0, 1]),
+        ];
+        for (name, contract, want) in cases {
+            let mut row = logits(&FOUR);
+            process(&mut row, &contract);
+            let kept: Vec<usize> = (0..4).filter(|&i| row[i].is_finite()).collect();
+            assert_eq!(kept, want, "{name}");
+        }
+    }
+
+    #[test]
+    fn equal_logits_go_by_id_in_top_p_and_stay_together_in_top_k() {
+        let mut row = vec![1.0; 4];
+        process(&mut row, &contract(|c| c.top_p = 0.5));
+        assert_eq!(row, [1.0, 1.0, f32::NEG_INFINITY, f32::NEG_INFINITY]);
+        let mut row = vec![1.0; 4];
+        process(&mut row, &contract(|c| c.top_k = 2));
+        assert_eq!(row, [1.0; 4]);
+    }
+
+    #[test]
+    fn log_probs_mean_what_the_contract_says() {
+        // Logits 2, 1, 0: raw and at T = 0.5 (trl#4159); top-p 0.8 of FOUR renormalises by 0.8.
+        let three = [2.0, 1.0, 0.0];
+        let cold = contract(|c| c.temperature = 0.5);
+        let processed = |mut c: Contract| {
+            c.logprobs_mode = LogprobsMode::ProcessedLogprobs;
+            c
+        };
+        let four = logits(&FOUR);
+        for (name, row, token, contract, want) in [
+            ("raw ignores T", &three[..], 0, cold, -0.407_606),
+            ("processed", &three, 0, processed(cold), -0.142_932),
+            ("processed, third", &three, 2, processed(cold), -4.142_932),
+            ("greedy is raw", &three, 0, processed(contract(|c| c.temperature = 0.0)), -0.407_606),
+            ("top-p", &four, 1, processed(contract(|c| c.top_p = 0.8)), 0.375_f32.ln()),
+            ("removed", &four, 3, processed(contract(|c| c.top_p = 0.8)), f32::NEG_INFINITY),
+        ] {
+            let got = Sampler::default().log_prob(row, TokenId::new(token), &contract).get();
+            assert!((got - want).abs() < 1e-6 || got == want, "{name}: {got} against {want}");
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        let mut stream = Stream::new(11, "draws", 0);
+        let (row, mut sampler) = (logits(&FOUR), Sampler::default());
+        let mut counts = [0_u32; 4];
+        let n = 40_000;
+        for _ in 0..n {
+            let (token, logp) = sampler.sample(&row, stream.uniform(), &Contract::PLAIN);
+            counts[token.index()] += 1;
+            assert!((logp.get() - FOUR[token.index()].ln()).abs() < 1e-6);
+        }
+        for (count, p) in counts.iter().zip(FOUR) {
+            let sigma = (f64::from(p) * f64::from(1.0 - p) / f64::from(n)).sqrt();
+            let share = f64::from(*count) / f64::from(n);
+            assert!((share - f64::from(p)).abs() < 5.0 * sigma, "{counts:?}");
+        }
+        assert_eq!(draw(&row, 0.0), TokenId::new(0));
+        assert_eq!(draw(&row, 1.0 - 1e-16), TokenId::new(3));
+        assert_eq!(draw(&[f32::NEG_INFINITY, 0.0], 0.0), TokenId::new(1));
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_among_equals() {
+        assert_eq!(argmax(&[1.0, 3.0, 3.0, f32::NAN]), TokenId::new(1));
+        assert_eq!(argmax(&[f32::NAN, f32::NAN]), TokenId::new(0));
+    }
+}

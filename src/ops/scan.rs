@@ -1,0 +1,378 @@
+//! Mamba-1's selective scan with its gate. Prefill and decode run the same [`step`]: the scan is
+//! that step in a loop, so a sequence cut anywhere gives the same bits.
+//!
+//! Shape letters: T rows of one sequence, D channels, N states a channel. For a row:
+//! Δ = softplus(δ + bias); h ← exp(Δ·A)·h + (Δ·c)·B; y = round((Σ_n h·C + D·c) · silu(z)).
+//! The sum over n follows the lanes of `simd`. A bf16 state is rounded after every row, because a
+//! decode that goes through its cache page cannot help doing so; y uses h before that rounding.
+
+use super::round::to_dtype;
+use super::simd::{exp, fold, sigmoid, silu, silu_derivative, softplus, vectorized, LANES};
+use crate::config::Dtype;
+
+/// Weights of one layer's scan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scan {
+    /// A = -exp(A_log), `[D, N]`.
+    a_dn: Vec<f32>,
+    /// The skip weight `D`, `[D]`.
+    skip_d: Vec<f32>,
+    dt_bias_d: Vec<f32>,
+}
+
+/// A sequence's rows, each already in the compute dtype.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// The convolution's output, `[T, D]`.
+    pub c_td: &'a [f32],
+    /// dt_proj's output without its bias, `[T, D]`.
+    pub dt_td: &'a [f32],
+    /// `[T, N]`.
+    pub b_tn: &'a [f32],
+    /// `[T, N]`.
+    pub c_tn: &'a [f32],
+    /// The gate, `[T, D]`.
+    pub z_td: &'a [f32],
+}
+
+/// Gradients of [`Rows`], overwritten.
+#[derive(Debug)]
+pub struct RowGradients<'a> {
+    pub c_td: &'a mut [f32],
+    pub dt_td: &'a mut [f32],
+    pub b_tn: &'a mut [f32],
+    pub c_tn: &'a mut [f32],
+    pub z_td: &'a mut [f32],
+}
+
+/// Gradients of a layer's weights, added to.
+#[derive(Debug)]
+pub struct WeightGradients<'a> {
+    pub a_log_dn: &'a mut [f32],
+    pub skip_d: &'a mut [f32],
+    pub dt_bias_d: &'a mut [f32],
+}
+
+/// One channel, one row: advances the channel's N states, returns Σ_n h·C.
+#[inline(always)]
+fn step(h_n: &mut [f32], a_n: &[f32], b_n: &[f32], c_n: &[f32], delta: f32, x: f32) -> f32 {
+    let input = delta * x;
+    let mut lanes = [0.0_f32; LANES];
+    let (h_whole, h_rest) = h_n.as_chunks_mut::<LANES>();
+    let (a_whole, a_rest) = a_n.as_chunks::<LANES>();
+    let (b_whole, b_rest) = b_n.as_chunks::<LANES>();
+    let (c_whole, c_rest) = c_n.as_chunks::<LANES>();
+    for (((h, a), b), c) in h_whole.iter_mut().zip(a_whole).zip(b_whole).zip(c_whole) {
+        for lane in 0..LANES {
+            h[lane] = exp(delta * a[lane]) * h[lane] + input * b[lane];
+            lanes[lane] += h[lane] * c[lane];
+        }
+    }
+    for (lane, h) in h_rest.iter_mut().enumerate() {
+        *h = exp(delta * a_rest[lane]) * *h + input * b_rest[lane];
+        lanes[lane] += *h * c_rest[lane];
+    }
+    fold(lanes)
+}
+
+impl Scan {
+    /// From the checkpoint's `A_log` `[D, N]`, `D` `[D]` and `dt_proj.bias` `[D]`.
+    #[must_use]
+    pub fn new(a_log_dn: &[f32], skip_d: &[f32], dt_bias_d: &[f32]) -> Self {
+        assert_eq!(skip_d.len(), dt_bias_d.len(), "D and dt_proj.bias differ");
+        assert_eq!(a_log_dn.len() % skip_d.len(), 0, "A_log is not [{}, N]", skip_d.len());
+        let a_dn = a_log_dn.iter().map(|&a| -exp(a)).collect();
+        Self { a_dn, skip_d: skip_d.to_vec(), dt_bias_d: dt_bias_d.to_vec() }
+    }
+
+    fn channels(&self) -> usize {
+        self.skip_d.len()
+    }
+
+    fn states(&self) -> usize {
+        self.a_dn.len() / self.channels()
+    }
+
+    /// Floats of one sequence's state, `[D, N]`.
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        self.a_dn.len()
+    }
+
+    /// y[T, D]; the state advances by T rows, rounded to `state_dtype` after each.
+    pub fn forward(
+        &self,
+        h_dn: &mut [f32],
+        rows: Rows<'_>,
+        dtype: Dtype,
+        state_dtype: Dtype,
+        y_td: &mut [f32],
+    ) {
+        self.assert_shapes(rows, y_td.len());
+        assert_eq!(h_dn.len(), self.state_len(), "scan state");
+        vectorized(
+            #[inline(always)]
+            || {
+                for (t, y_d) in y_td.chunks_exact_mut(self.channels()).enumerate() {
+                    self.row(h_dn, rows, t, dtype, y_d);
+                    if state_dtype == Dtype::Bf16 {
+                        h_dn.iter_mut().for_each(|h| *h = to_dtype(*h, state_dtype));
+                    }
+                }
+            },
+        );
+    }
+
+    #[inline(always)]
+    fn row(&self, h_dn: &mut [f32], rows: Rows<'_>, t: usize, dtype: Dtype, y_d: &mut [f32]) {
+        let (d, n) = (self.channels(), self.states());
+        let (b_n, c_n) = (&rows.b_tn[t * n..][..n], &rows.c_tn[t * n..][..n]);
+        let (c_d, z_d) = (&rows.c_td[t * d..][..d], &rows.z_td[t * d..][..d]);
+        // y holds Δ until its channel is done, then Σ h·C, then the gated output.
+        for ((y, dt), bias) in y_d.iter_mut().zip(&rows.dt_td[t * d..][..d]).zip(&self.dt_bias_d) {
+            *y = softplus(dt + bias);
+        }
+        let channels = h_dn.chunks_exact_mut(n).zip(self.a_dn.chunks_exact(n));
+        for ((h_n, a_n), (y, &x)) in channels.zip(y_d.iter_mut().zip(c_d)) {
+            *y = step(h_n, a_n, b_n, c_n, *y, x);
+        }
+        for (((y, x), skip), z) in y_d.iter_mut().zip(c_d).zip(&self.skip_d).zip(z_d) {
+            *y = to_dtype((*y + skip * x) * silu(*z), dtype);
+        }
+    }
+
+    fn assert_shapes(&self, rows: Rows<'_>, y_len: usize) {
+        let (d, n) = (self.channels(), self.states());
+        let t = y_len / d;
+        assert_eq!(y_len, t * d, "y is not [{t}, {d}]");
+        for (name, len, width) in [
+            ("c", rows.c_td.len(), d),
+            ("dt", rows.dt_td.len(), d),
+            ("z", rows.z_td.len(), d),
+            ("B", rows.b_tn.len(), n),
+            ("C", rows.c_tn.len(), n),
+        ] {
+            assert_eq!(len, t * width, "{name} is not [{t}, {width}]");
+        }
+    }
+
+    /// For a sequence that starts from a zero state. Recomputes the states (T · D · N floats),
+    /// then walks back: p_t = g_t·C_t + exp(Δ_{t+1}·A)·p_{t+1} (Mamba, Gu and Dao 2023). A rounded
+    /// state passes its gradient straight through.
+    pub fn backward(
+        &self,
+        rows: Rows<'_>,
+        state_dtype: Dtype,
+        dy_td: &[f32],
+        drows: &mut RowGradients<'_>,
+        dweights: &mut WeightGradients<'_>,
+    ) {
+        self.assert_shapes(rows, dy_td.len());
+        let (d, n) = (self.channels(), self.states());
+        let t_len = dy_td.len() / d;
+        // h_tdn[t] is the state before row t, as row t read it.
+        let mut h_tdn = vec![0.0; (t_len + 1) * d * n];
+        let mut y_td = vec![0.0; d];
+        for t in 0..t_len {
+            let (before, after) = h_tdn[t * d * n..].split_at_mut(d * n);
+            after[..d * n].copy_from_slice(before);
+            let one = Rows {
+                c_td: &rows.c_td[t * d..][..d],
+                dt_td: &rows.dt_td[t * d..][..d],
+                b_tn: &rows.b_tn[t * n..][..n],
+                c_tn: &rows.c_tn[t * n..][..n],
+                z_td: &rows.z_td[t * d..][..d],
+            };
+            self.forward(&mut after[..d * n], one, Dtype::F32, state_dtype, &mut y_td);
+        }
+        let mut p_dn = vec![0.0; d * n];
+        drows.b_tn.fill(0.0);
+        drows.c_tn.fill(0.0);
+        for t in (0..t_len).rev() {
+            vectorized(
+                #[inline(always)]
+                || {
+                    self.backward_row(
+                        rows,
+                        t,
+                        &h_tdn[t * d * n..][..d * n],
+                        dy_td,
+                        &mut p_dn,
+                        drows,
+                        dweights,
+                    )
+                },
+            );
+        }
+    }
+
+    /// `p_dn` holds the gradient by the state after row t on entry, before it on exit.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn backward_row(
+        &self,
+        rows: Rows<'_>,
+        t: usize,
+        h_dn: &[f32],
+        dy_td: &[f32],
+        p_dn: &mut [f32],
+        drows: &mut RowGradients<'_>,
+        dweights: &mut WeightGradients<'_>,
+    ) {
+        let (d, n) = (self.channels(), self.states());
+        let (b_n, c_n) = (&rows.b_tn[t * n..][..n], &rows.c_tn[t * n..][..n]);
+        let (db_n, dc_n) = (&mut drows.b_tn[t * n..][..n], &mut drows.c_tn[t * n..][..n]);
+        for i in 0..d {
+            let at = t * d + i;
+            let (x, z, raw) = (rows.c_td[at], rows.z_td[at], rows.dt_td[at] + self.dt_bias_d[i]);
+            let delta = softplus(raw);
+            let g = dy_td[at] * silu(z);
+            let channel = i * n..(i + 1) * n;
+            let (h, a) = (&h_dn[channel.clone()], &self.a_dn[channel.clone()]);
+            let (p, da_log) = (&mut p_dn[channel.clone()], &mut dweights.a_log_dn[channel]);
+            let (mut y, mut dx, mut ddelta) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+            for j in 0..n {
+                let lane = j % LANES;
+                let decay = exp(delta * a[j]);
+                let decayed = decay * h[j];
+                let now = decayed + delta * x * b_n[j];
+                let p_now = p[j] + g * c_n[j];
+                y[lane] += now * c_n[j];
+                dc_n[j] += g * now;
+                db_n[j] += p_now * delta * x;
+                dx[lane] += p_now * delta * b_n[j];
+                ddelta[lane] += p_now * (b_n[j] * x + a[j] * decayed);
+                // dA · A, because A = -exp(A_log).
+                da_log[j] += p_now * delta * decayed * a[j];
+                p[j] = p_now * decay;
+            }
+            let skip = self.skip_d[i];
+            drows.z_td[at] = dy_td[at] * (fold(y) + skip * x) * silu_derivative(z);
+            drows.c_td[at] = fold(dx) + skip * g;
+            dweights.skip_d[i] += g * x;
+            let slope = if raw > 20.0 { 1.0 } else { sigmoid(raw) };
+            drows.dt_td[at] = fold(ddelta) * slope;
+            dweights.dt_bias_d[i] += drows.dt_td[at];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, finite_difference, random, weighted, wide};
+
+    /// T, D, N: one row, below, at and beyond the lane width.
+    const CASES: [(usize, usize, usize); 5] =
+        [(1, 1, 1), (3, 2, 4), (6, 4, 16), (2, 3, 20), (5, 2, 33)];
+
+    /// c, dt, B, C, z, A_log, D, dt bias.
+    type Inputs<T> = [Vec<T>; 8];
+
+    fn inputs((t, d, n): (usize, usize, usize)) -> Inputs<f32> {
+        let lens = [t * d, t * d, t * n, t * n, t * d, d * n, d, d];
+        let mut seed = 10;
+        lens.map(|len| {
+            seed += 1;
+            random(len, seed)
+        })
+    }
+
+    fn rows(x: &Inputs<f32>) -> Rows<'_> {
+        Rows { c_td: &x[0], dt_td: &x[1], b_tn: &x[2], c_tn: &x[3], z_td: &x[4] }
+    }
+
+    /// The recurrence as the paper writes it.
+    fn oracle(x: &Inputs<f64>) -> Vec<f64> {
+        let [c, dt, b, c_out, z, a_log, skip, bias] = x;
+        let (d, n) = (skip.len(), a_log.len() / skip.len());
+        let mut h = vec![0.0; d * n];
+        (0..c.len())
+            .map(|at| {
+                let (t, i) = (at / d, at % d);
+                let delta = (dt[at] + bias[i]).exp().ln_1p();
+                let mut y = skip[i] * c[at];
+                for j in 0..n {
+                    let a = -a_log[i * n + j].exp();
+                    let state = &mut h[i * n + j];
+                    *state = (delta * a).exp() * *state + delta * b[t * n + j] * c[at];
+                    y += *state * c_out[t * n + j];
+                }
+                y * z[at] / (1.0 + (-z[at]).exp())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn forward_against_f64() {
+        for case in CASES {
+            let x = inputs(case);
+            let scan = Scan::new(&x[5], &x[6], &x[7]);
+            let (mut h, mut y) = (vec![0.0; scan.state_len()], vec![0.0; x[0].len()]);
+            scan.forward(&mut h, rows(&x), Dtype::F32, Dtype::F32, &mut y);
+            assert_close("y", &y, oracle(&x.each_ref().map(|v| wide(v))), 1e-5);
+        }
+    }
+
+    #[test]
+    fn any_split_gives_the_same_bits_in_either_state_dtype() {
+        let case @ (t, d, n) = (6, 4, 16);
+        let x = inputs(case);
+        let scan = Scan::new(&x[5], &x[6], &x[7]);
+        for state_dtype in [Dtype::F32, Dtype::Bf16] {
+            let (mut end, mut whole) = (vec![0.0; scan.state_len()], vec![0.0; t * d]);
+            scan.forward(&mut end, rows(&x), Dtype::F32, state_dtype, &mut whole);
+            for cut in 1..t {
+                let (mut h, mut y) = (vec![0.0; scan.state_len()], vec![0.0; t * d]);
+                for (from, to) in [(0, cut), (cut, t)] {
+                    let part = Rows {
+                        c_td: &x[0][from * d..to * d],
+                        dt_td: &x[1][from * d..to * d],
+                        b_tn: &x[2][from * n..to * n],
+                        c_tn: &x[3][from * n..to * n],
+                        z_td: &x[4][from * d..to * d],
+                    };
+                    let y = &mut y[from * d..to * d];
+                    scan.forward(&mut h, part, Dtype::F32, state_dtype, y);
+                }
+                assert_eq!((&y, &h), (&whole, &end), "{state_dtype:?} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_bf16_state_is_rounded_after_every_row() {
+        let case = (6, 4, 16);
+        let x = inputs(case);
+        let scan = Scan::new(&x[5], &x[6], &x[7]);
+        let (mut h, mut y) = (vec![0.0; scan.state_len()], vec![0.0; x[0].len()]);
+        scan.forward(&mut h, rows(&x), Dtype::F32, Dtype::Bf16, &mut y);
+        assert!(h.iter().all(|v| v.to_bits() & 0xffff == 0));
+    }
+
+    #[test]
+    fn backward_against_finite_differences() {
+        for case in CASES {
+            let x = inputs(case);
+            let dy = random(x[0].len(), 30);
+            let mut d = x.each_ref().map(|v| vec![0.0; v.len()]);
+            let [dc, ddt, db, dc_out, dz, da_log, dskip, dbias] = &mut d;
+            Scan::new(&x[5], &x[6], &x[7]).backward(
+                rows(&x),
+                Dtype::F32,
+                &dy,
+                &mut RowGradients { c_td: dc, dt_td: ddt, b_tn: db, c_tn: dc_out, z_td: dz },
+                &mut WeightGradients { a_log_dn: da_log, skip_d: dskip, dt_bias_d: dbias },
+            );
+            let names = ["c", "dt", "B", "C", "z", "A_log", "D", "dt bias"];
+            for (which, name) in names.iter().enumerate() {
+                let want = finite_difference(&x[which], |moved| {
+                    let mut point = x.each_ref().map(|v| wide(v));
+                    point[which] = moved.to_vec();
+                    weighted(&dy, &oracle(&point))
+                });
+                assert_close(name, &d[which], want, 2e-5);
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The gated activation silu(gate) · up, computed in f32 and rounded once. Element by element.
+
+use super::round::to_dtype;
+use super::simd::{silu, silu_derivative, vectorized};
+use crate::config::Dtype;
+
+/// gate ← round(silu(gate) · up); any shape, the same for both.
+pub fn forward(gate: &mut [f32], up: &[f32], dtype: Dtype) {
+    assert_eq!(gate.len(), up.len(), "gate and up differ");
+    vectorized(
+        #[inline(always)]
+        || {
+            for (g, u) in gate.iter_mut().zip(up) {
+                *g = to_dtype(silu(*g) * u, dtype);
+            }
+        },
+    );
+}
+
+/// From dy: dgate and dup, overwritten.
+pub fn backward(gate: &[f32], up: &[f32], dy: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
+    assert!(gate.len() == up.len() && gate.len() == dy.len(), "gate, up and dy differ");
+    assert!(gate.len() == dgate.len() && gate.len() == dup.len(), "gradients differ");
+    vectorized(
+        #[inline(always)]
+        || {
+            for i in 0..gate.len() {
+                dgate[i] = dy[i] * up[i] * silu_derivative(gate[i]);
+                dup[i] = dy[i] * silu(gate[i]);
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, finite_difference, random, weighted, wide};
+
+    fn oracle(gate: &[f64], up: &[f64]) -> Vec<f64> {
+        gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
+    }
+
+    #[test]
+    fn forward_against_f64_and_backward_against_finite_differences() {
+        for len in [1, 15, 16, 100] {
+            let (gate, up, dy) = (random(len, 1), random(len, 2), random(len, 3));
+            let mut y = gate.clone();
+            forward(&mut y, &up, Dtype::F32);
+            assert_close("y", &y, oracle(&wide(&gate), &wide(&up)), 1e-6);
+            let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
+            backward(&gate, &up, &dy, &mut dgate, &mut dup);
+            let by_gate = finite_difference(&gate, |g| weighted(&dy, &oracle(g, &wide(&up))));
+            let by_up = finite_difference(&up, |u| weighted(&dy, &oracle(&wide(&gate), u)));
+            assert_close("dgate", &dgate, by_gate, 1e-5);
+            assert_close("dup", &dup, by_up, 1e-5);
+        }
+    }
+}
