@@ -1,1 +1,109 @@
-//! HF configs, weights and the blocks: attention, mamba, mlp.
+//! Hugging Face folders, the layer plan, and the blocks: each block's sequence form, step form and
+//! backward side by side.
+//!
+//! Invariant: nothing here knows a rank, a batch policy or a cache page. Blocks see packed rows,
+//! spans and states.
+
+mod attention;
+mod block;
+mod checkpoint;
+mod config;
+mod error;
+mod mamba;
+mod mlp;
+mod preset;
+mod root;
+mod unit;
+
+use std::ops::Range;
+
+pub use attention::{Context, Projected};
+pub use block::Block;
+pub use checkpoint::{load_master, save_folder};
+pub use config::{HfConfig, MixerKind};
+pub use error::ModelError;
+pub use mamba::MambaState;
+pub use preset::Preset;
+pub use root::Root;
+pub use unit::{combine_fingerprints, TensorSpec, UnitBytes, UnitSpec};
+
+use crate::config::Dtype;
+
+/// The dtypes and constant that fix every rounding of a forward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Numerics {
+    /// Weights and activations.
+    pub dtype: Dtype,
+    /// The recurrent state between rows: the dtype of the engine's cache, on both sides.
+    pub state_dtype: Dtype,
+    pub eps: f32,
+}
+
+/// The rows of one sequence in a chunk of packed rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub start: usize,
+    pub len: usize,
+}
+
+impl Span {
+    /// The span's floats in an array of rows `width` floats wide.
+    #[must_use]
+    pub fn floats(self, width: usize) -> Range<usize> {
+        self.start * width..(self.start + self.len) * width
+    }
+}
+
+/// A model's shape: its layers in order and its units. Unit 0 is the root (embedding, final norm
+/// and head, so that tied weights are one unit); unit i + 1 is layer i.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub config: HfConfig,
+    pub layers: Vec<MixerKind>,
+    pub units: Vec<UnitSpec>,
+}
+
+impl Plan {
+    #[must_use]
+    pub fn new(config: HfConfig) -> Self {
+        let layers = config.layers();
+        let blocks =
+            layers.iter().enumerate().map(|(index, kind)| block::unit(&config, *kind, index));
+        let units = std::iter::once(root::unit(&config)).chain(blocks).collect();
+        Self { config, layers, units }
+    }
+
+    /// Parameters, a tied head counted once.
+    #[must_use]
+    pub fn num_parameters(&self) -> u64 {
+        self.units.iter().map(|unit| unit.len() as u64).sum()
+    }
+
+    #[must_use]
+    pub fn numerics(&self, dtype: Dtype, state_dtype: Dtype) -> Numerics {
+        Numerics { dtype, state_dtype, eps: self.config.rms_norm_eps }
+    }
+}
+
+/// A whole model packed for forward passes, as the engine holds it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    pub root: Root,
+    pub blocks: Vec<Block>,
+}
+
+impl Model {
+    /// From the units' gathered bytes, in the plan's order.
+    #[must_use]
+    pub fn load(plan: &Plan, units: &[UnitBytes]) -> Self {
+        assert_eq!(units.len(), plan.units.len(), "one array of bytes a unit");
+        let root = Root::load(&plan.config, &plan.units[0], &units[0].to_f32(), false);
+        let blocks = plan.layers.iter().zip(&plan.units[1..]).zip(&units[1..]);
+        let blocks = blocks
+            .map(|((kind, spec), unit)| {
+                Block::load(&plan.config, *kind, spec, &unit.to_f32(), false)
+            })
+            .collect();
+        Self { root, blocks }
+    }
+}

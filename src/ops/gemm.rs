@@ -4,7 +4,9 @@
 //!
 //! Shape letters: M rows of activations, N outputs, K inner.
 
+use super::round::slice_to_dtype;
 use super::simd::vectorized;
+use crate::config::Dtype;
 
 /// Columns of one packed panel: one AVX-512 register, two AVX2 registers.
 const PANEL: usize = 16;
@@ -159,15 +161,21 @@ pub struct Linear {
     forward: Packed,
     /// Empty where no gradient is ever asked for.
     backward: Packed,
+    /// Empty where the projection has none.
+    bias_n: Vec<f32>,
 }
 
 impl Linear {
-    /// From a weight `[N, K]`; `trains` also packs it for [`Self::input_gradient`].
+    /// From a weight `[N, K]` and a bias `[N]`, empty where there is none; `trains` also packs the
+    /// weight for [`Self::input_gradient`].
     #[must_use]
-    pub fn new(w_nk: &[f32], outputs: usize, inner: usize, trains: bool) -> Self {
+    pub fn new(w_nk: &[f32], bias_n: &[f32], inner: usize, trains: bool) -> Self {
+        let outputs = w_nk.len() / inner;
+        assert!(bias_n.is_empty() || bias_n.len() == outputs, "a bias of {}", bias_n.len());
         let backward =
             if trains { Packed::from_matrix(w_nk, outputs, inner) } else { Packed::default() };
-        Self { forward: Packed::from_weight(w_nk, outputs, inner), backward }
+        let forward = Packed::from_weight(w_nk, outputs, inner);
+        Self { forward, backward, bias_n: bias_n.to_vec() }
     }
 
     #[must_use]
@@ -180,9 +188,18 @@ impl Linear {
         self.forward.inner
     }
 
-    /// y[M, N] = x[M, K] · Wᵀ.
-    pub fn forward(&self, x_mk: &[f32], y_mn: &mut [f32]) {
-        gemm(x_mk, &self.forward, Into::Overwrite, y_mn);
+    /// y[M, N] = round(x[M, K] · Wᵀ + bias).
+    #[must_use]
+    pub fn forward(&self, x_mk: &[f32], dtype: Dtype) -> Vec<f32> {
+        let mut y_mn = vec![0.0; x_mk.len() / self.inner() * self.outputs()];
+        gemm(x_mk, &self.forward, Into::Overwrite, &mut y_mn);
+        if !self.bias_n.is_empty() {
+            for y_n in y_mn.chunks_exact_mut(self.outputs()) {
+                y_n.iter_mut().zip(&self.bias_n).for_each(|(y, b)| *y += b);
+            }
+        }
+        slice_to_dtype(&mut y_mn, dtype);
+        y_mn
     }
 
     /// dx[M, K] (+)= dy[M, N] · W.
@@ -214,8 +231,7 @@ mod tests {
     fn equals_the_plain_loop_bit_for_bit_and_f64_within_rounding() {
         for (m, n, k) in CASES {
             let (x, w) = (random(m * k, 1), random(n * k, 2));
-            let mut y = vec![f32::NAN; m * n];
-            Linear::new(&w, n, k, false).forward(&x, &mut y);
+            let y = Linear::new(&w, &[], k, false).forward(&x, Dtype::F32);
             for row in 0..m {
                 for col in 0..n {
                     let terms = || (0..k).map(|i| (x[row * k + i], w[col * k + i]));
@@ -235,12 +251,10 @@ mod tests {
     #[test]
     fn a_row_does_not_depend_on_its_batch() {
         let (n, k) = (36, 64);
-        let (x, linear) = (random(23 * k, 3), Linear::new(&random(n * k, 4), n, k, false));
-        let mut together = vec![0.0; 23 * n];
-        linear.forward(&x, &mut together);
+        let (x, linear) = (random(23 * k, 3), Linear::new(&random(n * k, 4), &[], k, false));
+        let together = linear.forward(&x, Dtype::F32);
         for row in 0..23 {
-            let mut alone = vec![0.0; n];
-            linear.forward(&x[row * k..][..k], &mut alone);
+            let alone = linear.forward(&x[row * k..][..k], Dtype::F32);
             assert_eq!(alone, together[row * n..][..n], "row {row}");
         }
     }
@@ -249,7 +263,7 @@ mod tests {
     fn gradients_are_the_transposed_products() {
         for (m, n, k) in CASES {
             let (x, w, dy) = (random(m * k, 5), random(n * k, 6), random(m * n, 7));
-            let linear = Linear::new(&w, n, k, true);
+            let linear = Linear::new(&w, &[], k, true);
             let (mut dx, mut dw) = (vec![1.0; m * k], vec![1.0; n * k]);
             linear.input_gradient(&dy, Into::Add, &mut dx);
             weight_gradient(&dy, &x, n, &mut dw);

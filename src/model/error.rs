@@ -1,0 +1,26 @@
+//! What can be wrong with a model folder.
+
+use std::path::PathBuf;
+
+/// Every message says what was asked, what was found and, where it is not plain, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("cannot write {path}: {source}")]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not a model folder: {reason}")]
+    NotAFolder { path: PathBuf, reason: &'static str },
+    #[error("{path}: not JSON: {source}")]
+    Json { path: PathBuf, source: serde_json::Error },
+    #[error("{path}: {field}: {reason}")]
+    Field { path: PathBuf, field: &'static str, reason: String },
+    #[error("{path}: {reason}")]
+    Safetensors { path: PathBuf, reason: String },
+    #[error("{path}: tensor {name}: {reason}")]
+    Tensor { path: PathBuf, name: String, reason: String },
+    #[error("unknown preset {found:?}; the presets are {known}")]
+    Preset { found: String, known: String },
+    #[error("{path} already exists; name a folder that does not")]
+    Exists { path: PathBuf },
+}

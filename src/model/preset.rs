@@ -1,0 +1,159 @@
+//! Named shapes with seeded random weights.
+
+use super::{HfConfig, ModelError, Plan, TensorSpec};
+use crate::base::{Stream, TokenId};
+
+/// A shape that needs no folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// Four layers of 64, one of them attention; one token a byte.
+    TinyJamba,
+    /// The shape of AI21-Jamba-Reasoning-3B.
+    Jamba3bShape,
+}
+
+impl Preset {
+    pub const ALL: [Self; 2] = [Self::TinyJamba, Self::Jamba3bShape];
+
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TinyJamba => "tiny-jamba",
+            Self::Jamba3bShape => "jamba-3b-shape",
+        }
+    }
+
+    /// # Errors
+    /// A name that is none of them; the message lists them.
+    pub fn from_name(name: &str) -> Result<Self, ModelError> {
+        Self::ALL.into_iter().find(|preset| preset.name() == name).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            ModelError::Preset { found: name.to_owned(), known }
+        })
+    }
+
+    #[must_use]
+    pub fn config(self) -> HfConfig {
+        let token = TokenId::new;
+        let tiny = HfConfig {
+            vocab_size: 256,
+            hidden_size: 64,
+            intermediate_size: 128,
+            num_hidden_layers: 4,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            attn_layer_period: 4,
+            attn_layer_offset: 2,
+            mamba_d_state: 16,
+            mamba_d_conv: 4,
+            mamba_expand: 2,
+            mamba_dt_rank: 4,
+            mamba_conv_bias: true,
+            mamba_proj_bias: false,
+            rms_norm_eps: 1e-6,
+            tie_word_embeddings: false,
+            max_position_embeddings: 512,
+            bos_token_id: Some(token(1)),
+            eos_token_ids: vec![token(2)],
+            pad_token_id: Some(token(0)),
+        };
+        match self {
+            Self::TinyJamba => tiny,
+            Self::Jamba3bShape => HfConfig {
+                vocab_size: 65_536,
+                hidden_size: 2560,
+                intermediate_size: 8192,
+                num_hidden_layers: 28,
+                num_attention_heads: 20,
+                num_key_value_heads: 1,
+                attn_layer_period: 14,
+                attn_layer_offset: 7,
+                mamba_dt_rank: 160,
+                tie_word_embeddings: true,
+                max_position_embeddings: 262_144,
+                eos_token_ids: vec![token(2), token(519)],
+                ..tiny
+            },
+        }
+    }
+
+    /// Each unit's flat f32 weights; a tensor's numbers depend on the seed and its name alone.
+    #[must_use]
+    pub fn weights(plan: &Plan, seed: u64) -> Vec<Vec<f32>> {
+        let unit = |spec: &super::UnitSpec| {
+            spec.tensors.iter().flat_map(|tensor| initial(plan, tensor, seed)).collect()
+        };
+        plan.units.iter().map(unit).collect()
+    }
+}
+
+/// Mamba's own start values where it has them (Gu and Dao 2023: A = 1..N, Δ log-uniform in
+/// 0.001..0.1, D = 1); elsewhere normal with standard deviation 1/sqrt(fan in), and the
+/// projections into the residual stream smaller by 1/sqrt(2 · layers) (GPT-2).
+fn initial(plan: &Plan, tensor: &TensorSpec, seed: u64) -> Vec<f32> {
+    let mut stream = Stream::new(seed, &tensor.name, 0);
+    let config = &plan.config;
+    let name = tensor.name.as_str();
+    let mut fill = |value: &mut dyn FnMut(usize, &mut Stream) -> f64| -> Vec<f32> {
+        (0..tensor.len()).map(|i| value(i, &mut stream) as f32).collect()
+    };
+    if name.ends_with("A_log") {
+        let states = config.mamba_d_state;
+        return fill(&mut |i, _| ((i % states + 1) as f64).ln());
+    }
+    if name.ends_with("mamba.D") || name.ends_with("layernorm.weight") {
+        return fill(&mut |_, _| 1.0);
+    }
+    if name.ends_with("dt_proj.bias") {
+        return fill(&mut |_, stream| {
+            let (low, high) = (0.001_f64.ln(), 0.1_f64.ln());
+            let delta = (low + (high - low) * stream.uniform()).exp();
+            // The inverse of softplus.
+            delta + (-(-delta).exp_m1()).ln()
+        });
+    }
+    if name.ends_with(".bias") {
+        return fill(&mut |_, _| 0.0);
+    }
+    let fan_in = *tensor.shape.last().expect("a weight has a shape") as f64;
+    let into_residual = name.ends_with("out_proj.weight")
+        || name.ends_with("o_proj.weight")
+        || name.ends_with("down_proj.weight");
+    let deviation = if name.ends_with("embed_tokens.weight") && !config.tie_word_embeddings {
+        0.5
+    } else if into_residual {
+        1.0 / (fan_in * 2.0 * config.num_hidden_layers as f64).sqrt()
+    } else {
+        1.0 / fan_in.sqrt()
+    };
+    fill(&mut |_, stream| deviation * stream.normal())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_have_their_published_sizes() {
+        let count = |preset: Preset| Plan::new(preset.config()).num_parameters();
+        assert_eq!(count(Preset::TinyJamba), 241_964);
+        // 3.03 billion, a tied head counted once.
+        assert_eq!(count(Preset::Jamba3bShape), 3_029_337_472);
+    }
+
+    #[test]
+    fn weights_depend_on_seed_and_name_alone() {
+        let plan = Plan::new(Preset::TinyJamba.config());
+        let weights = Preset::weights(&plan, 1);
+        assert_eq!(weights, Preset::weights(&plan, 1));
+        assert_ne!(weights, Preset::weights(&plan, 2));
+        assert_ne!(weights[1], weights[2]);
+        assert!(weights.iter().flatten().all(|w| w.is_finite()));
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_known_ones() {
+        let message = Preset::from_name("jamba").expect_err("unknown").to_string();
+        assert_eq!(message, "unknown preset \"jamba\"; the presets are tiny-jamba, jamba-3b-shape");
+    }
+}
