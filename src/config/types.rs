@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::base::{Contract, LogprobsMode};
 
 /// One experiment, checked. Saved as `config.json` beside every run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     pub name: String,
     pub seed: u64,
@@ -19,19 +20,21 @@ pub struct Config {
     pub trainer: TrainerConfig,
     pub check: CheckConfig,
     pub checkpoint: CheckpointConfig,
-    /// Read by `sweep` alone; `run` refuses nothing in it and ignores it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Values to try, by dotted key, with `points` and `stop_after_spikes`. Read by `sweep` alone and
+    /// not saved: what a run did does not depend on it.
+    #[serde(skip)]
     pub sweep: Option<toml::Table>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelConfig {
     pub source: ModelSource,
     /// The compute dtype of weights and activations, on both sides.
     pub dtype: Dtype,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelSource {
     /// A folder in the Hugging Face layout.
@@ -40,10 +43,12 @@ pub enum ModelSource {
     Preset(String),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
+    #[serde(alias = "float32")]
     F32,
+    #[serde(alias = "bfloat16")]
     Bf16,
 }
 
@@ -57,7 +62,8 @@ impl Dtype {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct EngineConfig {
     /// `cpu` is the only device of this build.
     pub device: Device,
@@ -82,14 +88,14 @@ pub struct EngineConfig {
     pub faults: Vec<Fault>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     Cpu,
 }
 
 /// How rows of one engine step are told apart as decode or prefill.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BatchSplit {
     /// By whether the prompt is still being computed (vLLM since #37303).
@@ -101,7 +107,7 @@ pub enum BatchSplit {
     ScheduledTokens,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FreeListOrder {
     /// Taken at the head, returned at the tail: least recently freed first (vLLM).
@@ -111,7 +117,8 @@ pub enum FreeListOrder {
     Lifo,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct RolloutConfig {
     pub prompts_per_step: u32,
     pub rollouts_per_prompt: u32,
@@ -124,8 +131,8 @@ pub struct RolloutConfig {
     pub min_p: f32,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum TaskConfig {
     Arithmetic {
         /// Operands are drawn from 0 to this.
@@ -145,7 +152,7 @@ pub enum TaskConfig {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardConfig {
     /// The completion, trimmed, is the answer, trimmed.
@@ -158,7 +165,8 @@ pub enum RewardConfig {
     Command { argv: Vec<String>, timeout_s: f64 },
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct TrainerConfig {
     pub update: Update,
     pub learning_rate: f64,
@@ -167,6 +175,7 @@ pub struct TrainerConfig {
     pub eps: f64,
     pub weight_decay: f64,
     /// Gradients are scaled down to this L2 norm; infinity never scales.
+    #[serde(with = "or_infinity")]
     pub max_grad_norm: f64,
     /// Optimizer updates on one step's rollouts; the sequences are cut into this many equal minibatches.
     pub updates_per_step: u32,
@@ -190,7 +199,7 @@ pub struct TrainerConfig {
     pub faults: Vec<Fault>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Update {
     #[default]
@@ -199,7 +208,7 @@ pub enum Update {
     None,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossAggregation {
     /// Every token weighs the same.
@@ -210,7 +219,7 @@ pub enum LossAggregation {
 }
 
 /// A planted fault. Each lives beside what it breaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
     /// The trainer recomputes logprobs after its update instead of before.
@@ -221,14 +230,15 @@ pub enum Fault {
     EngineWeightUlp,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct CheckConfig {
     /// `decode` and `trainer` are always among them.
     pub legs: Vec<Leg>,
 }
 
 /// One way of getting the log-probability of a sampled token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leg {
     Decode,
@@ -237,7 +247,8 @@ pub enum Leg {
     Reference,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct CheckpointConfig {
     /// Whether a run with updates leaves its final weights as a Hugging Face folder.
     pub save_final: bool,
@@ -254,5 +265,37 @@ impl Config {
             top_k: self.rollout.top_k,
             min_p: self.rollout.min_p,
         }
+    }
+}
+
+/// A float that may be infinite, which JSON has no number for: infinity is the string "inf".
+mod or_infinity {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        if value.is_infinite() {
+            return "inf".serialize(serializer);
+        }
+        value.serialize(serializer)
+    }
+
+    #[derive(Deserialize)]
+    enum Infinity {
+        #[serde(rename = "inf")]
+        Infinity,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Finite(f64),
+        Infinite(Infinity),
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(match Written::deserialize(deserializer)? {
+            Written::Finite(value) => value,
+            Written::Infinite(Infinity::Infinity) => f64::INFINITY,
+        })
     }
 }
