@@ -38,9 +38,10 @@ pub enum ConfigError {
     #[error("{place}: unknown key {key}; {hint}")]
     UnknownKey { place: Place, key: String, hint: String },
 
-    /// A wrong type or a value out of range.
-    #[error("{place}: {key} = {found} is refused; it takes {allowed}{hint}")]
-    Value { place: Place, key: String, found: String, allowed: String, hint: String },
+    /// A wrong type, a value out of range, or one that this build does not have. `allowed` ends in
+    /// the nearest name where the value is a misspelt one.
+    #[error("{place}: {key} = {found} is refused; it takes {allowed}")]
+    Value { place: Place, key: String, found: String, allowed: String },
 
     /// A key that must be written and is not.
     #[error("{file}: {key} is missing; {fix}")]

@@ -108,7 +108,7 @@ keys! {
     "engine.replicas", Kind::Only { value: "1", why: "this build runs one engine" },
         Is("1"), "vLLM data_parallel_size", "Engines side by side.";
     "engine.device", Kind::Only { value: "\"cpu\"", why: "this build has no CUDA" },
-        Is("\"cpu\""), "vLLM device", "Where engine and trainer compute.";
+        Is("\"cpu\""), "", "Where engine and trainer compute.";
     "engine.device_memory", Kind::Bytes, Is("\"256MiB\""), "",
         "Memory that the engine plans with: weights and blocks.";
     "engine.gpu_memory_utilization", Kind::Number(Range::UnitNotZero), Is("0.9"),
@@ -154,7 +154,7 @@ keys! {
     "rollout.prompts_per_step", COUNT, Is("8"), "verl data.train_batch_size",
         "Prompts a step.";
     "rollout.rollouts_per_prompt", COUNT, Is("8"),
-        "vLLM n, verl actor_rollout_ref.rollout.n, TRL num_generations",
+        "vLLM n, verl rollout.n, TRL num_generations",
         "Completions sampled for each prompt: the group.";
     "rollout.max_new_tokens", COUNT, Is("16"),
         "vLLM max_tokens, verl data.max_response_length, TRL max_completion_length",
@@ -189,7 +189,7 @@ keys! {
     "task.reward", Kind::OneOf(&["exact", "numeric", "regex", "command"]), Is("\"exact\""), "",
         "How a completion is judged: equal text, equal last number, a pattern, or a program.";
     "task.reward_pattern", Kind::Text, Nothing("\"= *{answer}$\""), "",
-        "A completion that this regular expression matches earns 1; {answer} is the answer, escaped.";
+        "A completion that matches earns 1; {answer} stands for the answer, escaped.";
     "task.reward_command", Kind::Words, Nothing("[\"python3\", \"reward.py\"]"), "",
         "A program that reads one JSON object a line and prints one number a line.";
     "task.reward_timeout_s", Kind::Number(Range::Positive), Is("10.0"), "",
@@ -251,7 +251,7 @@ keys! {
         "Whether a run with updates leaves its final weights as a Hugging Face folder.";
 
     "sweep.stop_after_spikes", COUNT, Nothing("3"), "",
-        "Ends a point after this many steps with a spike. Beside it, any key with the values to try.";
+        "Ends a point after this many spikes. Beside it goes any key with the values to try.";
     "sweep.points", Kind::Points, Nothing("[{ \"engine.max_num_seqs\" = 64 }]"), "",
         "Points to visit, in place of a cross product.";
 }

@@ -100,9 +100,10 @@ impl Kind {
                 "a positive number of bytes, or a string such as \"24MiB\" (KiB, MiB, GiB, TiB)"
                     .to_owned()
             }
-            Self::Name => "a string that can name a folder: a letter or digit, then letters, \
-                           digits, '.', '_', '-', '=' or ','"
-                .to_owned(),
+            Self::Name => {
+                "a string that can name a folder: a letter or digit, then also any of .-_=,"
+                    .to_owned()
+            }
             Self::Text => "a string that is not empty".to_owned(),
             Self::Words => "an array of strings: a program, then its arguments".to_owned(),
             Self::OneOf(names) => format!("one of {}", quoted(names)),

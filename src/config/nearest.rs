@@ -1,15 +1,20 @@
 //! The known name that an unknown one was probably meant to be.
 
-use super::keys::{last_part, KEYS};
+use std::iter::successors;
 
-/// The nearest known key, judged by the whole dotted name, or by its last part where only the table
-/// is wrong.
+use super::keys::{last_part, table_of, KEYS};
+
+/// The nearest known key or table, judged by the whole dotted name, or by its last part where only
+/// the table is wrong.
 pub(super) fn nearest_key(unknown: &str) -> Option<&'static str> {
     let cost = |known: &str| {
         let elsewhere = 1 + edits(last_part(unknown), last_part(known));
         edits(unknown, known).min(elsewhere)
     };
-    best(KEYS.iter().map(|key| (cost(key.name), key.name)), last_part(unknown))
+    let names = KEYS.iter().flat_map(|key| {
+        successors(Some(key.name), |name| Some(table_of(name)).filter(|table| !table.is_empty()))
+    });
+    best(names.map(|name| (cost(name), name)), last_part(unknown))
 }
 
 /// The nearest of `known`.
@@ -76,6 +81,8 @@ mod tests {
             ("engine.temperature", Some("rollout.temperature")),
             ("trainer.kl_coeff", Some("trainer.kl_coef")),
             ("nmae", Some("name")),
+            ("trainr", Some("trainer")),
+            ("trainer.warmstart", Some("trainer.warm_start")),
             ("engine.zzzzzz", None),
         ] {
             assert_eq!(nearest_key(unknown), expected, "{unknown}");

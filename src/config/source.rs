@@ -55,11 +55,13 @@ fn read_override(n: usize, assignment: &str, source: &mut Source) -> Result<(), 
 
 impl Source {
     /// The value of a key: as written, or its default; `None` where absence is allowed or is an
-    /// error that the caller words. A value's kind was checked when it was read, so a type that does
-    /// not fit is a mistake in the key's row.
+    /// error that the caller words.
+    ///
+    /// # Panics
+    /// On a mistake in the key's row: the value's kind was checked when it was read, so it fits.
     pub fn optional<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         let value = self.value(name)?.into_owned();
-        Some(value.try_into().unwrap_or_else(|error| panic!("the row of {name} is wrong: {error}")))
+        Some(value.try_into().unwrap_or_else(|error| panic!("wrong row of {name}: {error}")))
     }
 
     /// As [`Self::optional`], for a key with a default.
@@ -92,7 +94,7 @@ impl Source {
     /// An error about a written value that its kind alone could not find.
     pub fn refuse(&self, name: &str, allowed: String) -> ConfigError {
         let written = &self.written[name];
-        refused(&written.place, name, &written.value, allowed, None)
+        refused(&written.place, name, &written.value, allowed)
     }
 }
 
@@ -171,7 +173,7 @@ impl Reader<'_> {
             }
             other => {
                 let allowed = format!("an array of values, each {}", key.kind.allowed());
-                Err(refused(place, &format!("sweep.\"{}\"", key.name), &other, allowed, None))
+                Err(refused(place, &format!("sweep.\"{}\"", key.name), &other, allowed))
             }
         }
     }
@@ -215,7 +217,7 @@ impl Reader<'_> {
             let name = if prefix.is_empty() { part } else { format!("{prefix}.{part}") };
             if let Some(known) = known(&name, scope) {
                 leaves.push(Leaf { key: known, place: self.place(value.span()), value });
-            } else if is_table(&name) && !(scope != Scope::File && name == "sweep") {
+            } else if is_table(&name) && name != "sweep" {
                 leaves.extend(self.leaves(&name, self.table(&name, value)?, scope)?);
             } else {
                 let shown =
@@ -237,7 +239,7 @@ impl Reader<'_> {
             DeValue::Table(table) => Ok(table),
             other => {
                 let value = self.plain(Spanned::new(0..0, other))?;
-                Err(refused(&place, name, &value, format!("a table: [{name}]"), None))
+                Err(refused(&place, name, &value, format!("a table: [{name}]")))
             }
         }
     }
@@ -253,11 +255,11 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    /// Without spans. Fails on integers that TOML's 64 bits do not hold.
+    /// Without spans. Fails only on numbers that TOML's 64 bits do not hold.
     fn plain(&self, value: Spanned<DeValue<'_>>) -> Result<Value, ConfigError> {
         let place = self.place(value.span());
         Value::deserialize(ValueDeserializer::from(value))
-            .map_err(|error| ConfigError::Syntax { place, message: error.message().to_owned() })
+            .map_err(|_| ConfigError::Syntax { place, message: "a number over 64 bits".to_owned() })
     }
 
     fn syntax(&self, error: &toml::de::Error) -> ConfigError {
@@ -293,23 +295,19 @@ fn accept(key: &Key, place: &Place, value: &Value) -> Result<(), ConfigError> {
     if key.kind.accepts(value) {
         return Ok(());
     }
-    let nearest = key.kind.nearest(value);
-    Err(refused(place, key.name, value, key.kind.allowed(), nearest))
+    let mut allowed = key.kind.allowed();
+    if let Some(nearest) = key.kind.nearest(value) {
+        allowed += &format!("; did you mean \"{nearest}\"?");
+    }
+    Err(refused(place, key.name, value, allowed))
 }
 
-fn refused(
-    place: &Place,
-    name: &str,
-    value: &Value,
-    allowed: String,
-    nearest: Option<&str>,
-) -> ConfigError {
+fn refused(place: &Place, name: &str, value: &Value, allowed: String) -> ConfigError {
     ConfigError::Value {
         place: place.clone(),
         key: name.to_owned(),
         found: if value.is_table() { "a table".to_owned() } else { value.to_string() },
         allowed,
-        hint: nearest.map_or_else(String::new, |name| format!("; did you mean \"{name}\"?")),
     }
 }
 

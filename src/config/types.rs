@@ -20,8 +20,8 @@ pub struct Config {
     pub trainer: TrainerConfig,
     pub check: CheckConfig,
     pub checkpoint: CheckpointConfig,
-    /// Values to try, by dotted key, with `points` and `stop_after_spikes`. Read by `sweep` alone and
-    /// not saved: what a run did does not depend on it.
+    /// Values to try, by dotted key, with `points` and `stop_after_spikes`. Read by `sweep` alone
+    /// and not saved: what a run did does not depend on it.
     #[serde(skip)]
     pub sweep: Option<toml::Table>,
 }
@@ -79,7 +79,8 @@ pub struct EngineConfig {
     /// The dtype of the recurrent state in its cache pages; resolved (`auto` is the model's dtype).
     pub mamba_ssm_cache_dtype: Dtype,
     pub batch_split: BatchSplit,
-    /// Width of the product slot × stride in the prefill scan's state load and store, in bits: 8 to 64.
+    /// Width in bits, 8 to 64, of the product slot × stride in the prefill scan's state load and
+    /// store.
     pub state_index_bits: u32,
     pub free_list: FreeListOrder,
     pub logprobs_mode: LogprobsMode,
@@ -139,9 +140,10 @@ pub enum TaskConfig {
         max_operand: u64,
         /// Subset of "+-*".
         operators: String,
-        /// Problems written out with their answers before the one that is asked, to lengthen prompts.
+        /// Problems written out with their answers before the one that is asked.
         examples: u32,
-        /// Pads every prompt in front to exactly this many tokens; absent leaves lengths as they fall.
+        /// Pads every prompt in front to exactly this many tokens; absent leaves lengths as they
+        /// fall.
         prompt_tokens: Option<u32>,
     },
     Jsonl {
@@ -157,9 +159,11 @@ pub enum TaskConfig {
 pub enum RewardConfig {
     /// The completion, trimmed, is the answer, trimmed.
     Exact,
-    /// The last number of the completion equals the answer's number (after `####` where there is one).
+    /// The last number of the completion equals the answer's number (after `####` where there is
+    /// one).
     Numeric,
-    /// The completion matches this regular expression; `{answer}` in it stands for the answer, escaped.
+    /// The completion matches this regular expression; `{answer}` in it stands for the answer,
+    /// escaped.
     Regex { pattern: String },
     /// A program that reads one JSON object a line and prints one number a line.
     Command { argv: Vec<String>, timeout_s: f64 },
@@ -177,7 +181,8 @@ pub struct TrainerConfig {
     /// Gradients are scaled down to this L2 norm; infinity never scales.
     #[serde(with = "or_infinity")]
     pub max_grad_norm: f64,
-    /// Optimizer updates on one step's rollouts; the sequences are cut into this many equal minibatches.
+    /// Optimizer updates on one step's rollouts; the sequences are cut into this many equal
+    /// minibatches.
     pub updates_per_step: u32,
     /// The ratio is clipped to [1 - low, 1 + high].
     pub clip_ratio_low: f64,
