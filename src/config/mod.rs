@@ -1,2 +1,70 @@
+//! An experiment file as written, to a checked [`Config`] that the rest of the crate trusts.
+//!
+//! The path of a file: `source` flattens TOML text and `--set` overrides to (dotted key, value,
+//! place) and refuses what [`KEYS`] does not know; `check` fills in the defaults, refuses what does
+//! not go together and builds the plain data of `types`. No default is decided anywhere else.
+//!
+//! Paths in a file (`model.path`, `task.path`) are taken as written: relative ones are relative to
+//! the current directory, not to the file.
+
+mod check;
+mod defaults;
+mod error;
+mod keys;
+mod kind;
+mod nearest;
+mod source;
+#[cfg(test)]
+mod tests;
 mod types;
+
+use std::path::Path;
+
+pub use defaults::defaults_text;
+pub use error::{ConfigError, Place};
+pub use keys::{IfAbsent, Key, KEYS, PRESETS};
+pub use kind::{Kind, Range};
 pub use types::*;
+
+/// Reads and checks an experiment file. Each override reads `KEY=VALUE`, as after `--set`; later
+/// ones win over earlier ones and over the file.
+///
+/// # Errors
+/// The first thing wrong with the file or an override, with its place, and what would be right.
+pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    parse(&text, &path.display().to_string(), overrides)
+}
+
+/// As [`load`], from text; `file` is only what errors call it.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(text: &str, file: &str, overrides: &[String]) -> Result<Config, ConfigError> {
+    check::check(&source::read(text, file, overrides)?)
+}
+
+impl Config {
+    /// The resolved configuration as it is saved beside a run: every key, in one order, floats that
+    /// read back to the same bits, infinity as the string "inf". Without the sweep, which is no
+    /// part of a run.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a checked config is plain data") + "\n"
+    }
+
+    /// Reads what [`Self::to_json`] wrote; `file` is only what errors call it.
+    ///
+    /// # Errors
+    /// Text that is not a saved configuration of this version, with the field at fault.
+    pub fn from_json(text: &str, file: &str) -> Result<Self, ConfigError> {
+        serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(text)).map_err(
+            |error| ConfigError::Saved {
+                file: file.to_owned(),
+                key: error.path().to_string(),
+                source: error.into_inner(),
+            },
+        )
+    }
+}

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::base::{Contract, LogprobsMode};
 
 /// One experiment, checked. Saved as `config.json` beside every run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     pub name: String,
     pub seed: u64,
@@ -19,19 +20,21 @@ pub struct Config {
     pub trainer: TrainerConfig,
     pub check: CheckConfig,
     pub checkpoint: CheckpointConfig,
-    /// Read by `sweep` alone; `run` refuses nothing in it and ignores it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Values to try, by dotted key, with `points` and `stop_after_spikes`. Read by `sweep` alone
+    /// and not saved: what a run did does not depend on it.
+    #[serde(skip)]
     pub sweep: Option<toml::Table>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelConfig {
     pub source: ModelSource,
     /// The compute dtype of weights and activations, on both sides.
     pub dtype: Dtype,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelSource {
     /// A folder in the Hugging Face layout.
@@ -40,10 +43,12 @@ pub enum ModelSource {
     Preset(String),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
+    #[serde(alias = "float32")]
     F32,
+    #[serde(alias = "bfloat16")]
     Bf16,
 }
 
@@ -57,7 +62,8 @@ impl Dtype {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct EngineConfig {
     /// `cpu` is the only device of this build.
     pub device: Device,
@@ -73,7 +79,8 @@ pub struct EngineConfig {
     /// The dtype of the recurrent state in its cache pages; resolved (`auto` is the model's dtype).
     pub mamba_ssm_cache_dtype: Dtype,
     pub batch_split: BatchSplit,
-    /// Width of the product slot × stride in the prefill scan's state load and store, in bits: 8 to 64.
+    /// Width in bits, 8 to 64, of the product slot × stride in the prefill scan's state load and
+    /// store.
     pub state_index_bits: u32,
     pub free_list: FreeListOrder,
     pub logprobs_mode: LogprobsMode,
@@ -82,14 +89,14 @@ pub struct EngineConfig {
     pub faults: Vec<Fault>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     Cpu,
 }
 
 /// How rows of one engine step are told apart as decode or prefill.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BatchSplit {
     /// By whether the prompt is still being computed (vLLM since #37303).
@@ -101,7 +108,7 @@ pub enum BatchSplit {
     ScheduledTokens,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FreeListOrder {
     /// Taken at the head, returned at the tail: least recently freed first (vLLM).
@@ -111,7 +118,8 @@ pub enum FreeListOrder {
     Lifo,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct RolloutConfig {
     pub prompts_per_step: u32,
     pub rollouts_per_prompt: u32,
@@ -124,17 +132,18 @@ pub struct RolloutConfig {
     pub min_p: f32,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum TaskConfig {
     Arithmetic {
         /// Operands are drawn from 0 to this.
         max_operand: u64,
         /// Subset of "+-*".
         operators: String,
-        /// Problems written out with their answers before the one that is asked, to lengthen prompts.
+        /// Problems written out with their answers before the one that is asked.
         examples: u32,
-        /// Pads every prompt in front to exactly this many tokens; absent leaves lengths as they fall.
+        /// Pads every prompt in front to exactly this many tokens; absent leaves lengths as they
+        /// fall.
         prompt_tokens: Option<u32>,
     },
     Jsonl {
@@ -145,20 +154,23 @@ pub enum TaskConfig {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardConfig {
     /// The completion, trimmed, is the answer, trimmed.
     Exact,
-    /// The last number of the completion equals the answer's number (after `####` where there is one).
+    /// The last number of the completion equals the answer's number (after `####` where there is
+    /// one).
     Numeric,
-    /// The completion matches this regular expression; `{answer}` in it stands for the answer, escaped.
+    /// The completion matches this regular expression; `{answer}` in it stands for the answer,
+    /// escaped.
     Regex { pattern: String },
     /// A program that reads one JSON object a line and prints one number a line.
     Command { argv: Vec<String>, timeout_s: f64 },
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct TrainerConfig {
     pub update: Update,
     pub learning_rate: f64,
@@ -167,8 +179,10 @@ pub struct TrainerConfig {
     pub eps: f64,
     pub weight_decay: f64,
     /// Gradients are scaled down to this L2 norm; infinity never scales.
+    #[serde(with = "or_infinity")]
     pub max_grad_norm: f64,
-    /// Optimizer updates on one step's rollouts; the sequences are cut into this many equal minibatches.
+    /// Optimizer updates on one step's rollouts; the sequences are cut into this many equal
+    /// minibatches.
     pub updates_per_step: u32,
     /// The ratio is clipped to [1 - low, 1 + high].
     pub clip_ratio_low: f64,
@@ -190,7 +204,7 @@ pub struct TrainerConfig {
     pub faults: Vec<Fault>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Update {
     #[default]
@@ -199,7 +213,7 @@ pub enum Update {
     None,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossAggregation {
     /// Every token weighs the same.
@@ -210,7 +224,7 @@ pub enum LossAggregation {
 }
 
 /// A planted fault. Each lives beside what it breaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
     /// The trainer recomputes logprobs after its update instead of before.
@@ -221,14 +235,15 @@ pub enum Fault {
     EngineWeightUlp,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct CheckConfig {
     /// `decode` and `trainer` are always among them.
     pub legs: Vec<Leg>,
 }
 
 /// One way of getting the log-probability of a sampled token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leg {
     Decode,
@@ -237,7 +252,8 @@ pub enum Leg {
     Reference,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct CheckpointConfig {
     /// Whether a run with updates leaves its final weights as a Hugging Face folder.
     pub save_final: bool,
@@ -254,5 +270,37 @@ impl Config {
             top_k: self.rollout.top_k,
             min_p: self.rollout.min_p,
         }
+    }
+}
+
+/// A float that may be infinite, which JSON has no number for: infinity is the string "inf".
+mod or_infinity {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        if value.is_infinite() {
+            return "inf".serialize(serializer);
+        }
+        value.serialize(serializer)
+    }
+
+    #[derive(Deserialize)]
+    enum Infinity {
+        #[serde(rename = "inf")]
+        Infinity,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Finite(f64),
+        Infinite(Infinity),
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(match Written::deserialize(deserializer)? {
+            Written::Finite(value) => value,
+            Written::Infinite(Infinity::Infinity) => f64::INFINITY,
+        })
     }
 }

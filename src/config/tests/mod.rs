@@ -1,0 +1,285 @@
+//! The room as a whole: what loads, and whether the table of keys, the checks and the checked type
+//! agree.
+
+mod messages;
+
+use std::path::{Path, PathBuf};
+
+use super::keys::find;
+use super::*;
+
+const SMALL: &str = "name = \"small\"\n[model]\npreset = \"tiny-jamba\"\n";
+
+fn config(text: &str, overrides: &[&str]) -> Config {
+    let overrides: Vec<String> = overrides.iter().map(|&o| o.to_owned()).collect();
+    parse(text, "exp.toml", &overrides).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn refusal(text: &str, overrides: &[&str]) -> String {
+    let overrides: Vec<String> = overrides.iter().map(|&o| o.to_owned()).collect();
+    match parse(text, "exp.toml", &overrides) {
+        Ok(_) => panic!("accepted:\n{text}\n{overrides:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn every_key_loads_with_its_default_and_only_then_changes_nothing() {
+    let bare = config("name = \"my-run\"\n[model]\npreset = \"tiny-jamba\"\n", &[]);
+    assert_eq!(config(&defaults_text(), &[]), bare);
+    for key in KEYS {
+        let (IfAbsent::Is(text) | IfAbsent::Nothing(text) | IfAbsent::Error(text)) = key.if_absent;
+        assert!(key.kind.accepts(&source::value_of(text)), "{} = {text}", key.name);
+        assert_eq!(KEYS.iter().filter(|other| other.name == key.name).count(), 1, "{}", key.name);
+    }
+}
+
+/// Another value than the default (or the example) for every key that has one, and what else must
+/// be set for it to mean anything.
+const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
+    ("name", "other", &[]),
+    ("seed", "1", &[]),
+    ("steps", "1", &[]),
+    ("model.path", "other", &[]),
+    ("model.preset", "jamba-3b-shape", &[]),
+    ("model.dtype", "bf16", &[]),
+    ("engine.device_memory", "1GiB", &[]),
+    ("engine.gpu_memory_utilization", "0.5", &[]),
+    ("engine.num_gpu_blocks_override", "9", &[]),
+    ("engine.max_num_batched_tokens", "512", &[]),
+    ("engine.max_num_seqs", "8", &[]),
+    ("engine.max_model_len", "96", &[]),
+    ("engine.enable_chunked_prefill", "false", &[]),
+    ("engine.mamba_ssm_cache_dtype", "bfloat16", &[]),
+    ("engine.batch_split", "scheduled_tokens", &[]),
+    ("engine.state_index_bits", "22", &[]),
+    ("engine.free_list", "lifo", &[]),
+    ("engine.logprobs_mode", "processed_logprobs", &[]),
+    ("engine.force_prefill", "true", &[]),
+    ("engine.faults", "[\"engine_weight_ulp\"]", &[]),
+    ("rollout.prompts_per_step", "3", &[]),
+    ("rollout.rollouts_per_prompt", "2", &[]),
+    ("rollout.max_new_tokens", "4", &[]),
+    ("rollout.ignore_eos", "true", &[]),
+    ("rollout.temperature", "0", &[]),
+    ("rollout.top_p", "0.8", &[]),
+    ("rollout.top_k", "5", &[]),
+    ("rollout.min_p", "0.1", &[]),
+    ("task.kind", "jsonl", &["task.path=q"]),
+    ("task.max_operand", "99", &[]),
+    ("task.operators", "+-", &[]),
+    ("task.examples", "2", &[]),
+    ("task.prompt_tokens", "32", &[]),
+    ("task.path", "other.jsonl", &["task.kind=jsonl"]),
+    ("task.prompt_key", "question", &["task.kind=jsonl", "task.path=q"]),
+    ("task.answer_key", "solution", &["task.kind=jsonl", "task.path=q"]),
+    ("task.reward", "numeric", &["task.kind=jsonl", "task.path=q"]),
+    ("task.reward_pattern", "b", &["task.kind=jsonl", "task.path=q", "task.reward=regex"]),
+    ("task.reward_command", "[\"b\"]", &["task.kind=jsonl", "task.path=q", "task.reward=command"]),
+    (
+        "task.reward_timeout_s",
+        "1",
+        &["task.kind=jsonl", "task.path=q", "task.reward=command", "task.reward_command=[\"a\"]"],
+    ),
+    ("trainer.update", "none", &[]),
+    ("trainer.learning_rate", "0", &[]),
+    ("trainer.warmup_steps", "3", &[]),
+    ("trainer.betas", "[0.8, 0.9]", &[]),
+    ("trainer.eps", "1e-6", &[]),
+    ("trainer.weight_decay", "0.1", &[]),
+    ("trainer.max_grad_norm", "inf", &[]),
+    ("trainer.updates_per_step", "2", &[]),
+    ("trainer.clip_ratio_low", "0.1", &[]),
+    ("trainer.clip_ratio_high", "0.3", &[]),
+    ("trainer.kl_coef", "0.01", &[]),
+    ("trainer.importance_cap", "3", &[]),
+    ("trainer.loss_agg", "sequence_mean", &[]),
+    ("trainer.scale_advantages", "false", &[]),
+    ("trainer.max_tokens_per_chunk", "64", &[]),
+    ("trainer.faults", "[\"trainer_weight_ulp\"]", &[]),
+    ("trainer.warm_start.steps", "3", &[]),
+    ("trainer.warm_start.batch", "3", &[]),
+    ("trainer.warm_start.learning_rate", "0.1", &[]),
+    ("check.legs", "[\"reference\"]", &[]),
+    ("checkpoint.save_final", "true", &[]),
+    ("sweep.stop_after_spikes", "4", &[]),
+    ("sweep.points", "[{ seed = 1 }]", &[]),
+];
+
+/// No key is accepted and then forgotten, and none is read from under another's name.
+#[test]
+fn every_key_reaches_the_config() {
+    for key in KEYS {
+        let row = OTHER_VALUES.iter().find(|(name, ..)| *name == key.name);
+        let inert = matches!(key.kind, Kind::Only { .. }) || key.name == "engine.enforce_eager";
+        assert_eq!(row.is_some(), !inert, "{}", key.name);
+        let Some((name, other, companions)) = row else { continue };
+        let (IfAbsent::Is(first) | IfAbsent::Nothing(first) | IfAbsent::Error(first)) =
+            key.if_absent;
+        let with = |value: &str| {
+            let model = if *name == "model.path" { "seed=0" } else { "model.preset=tiny-jamba" };
+            // `task.kind` is tried with a path, which only one of its values takes.
+            let companions = if value == "\"arithmetic\"" { &[] } else { *companions };
+            let assignment = format!("{name}={value}");
+            let overrides = [&["name=x", model][..], companions, &[&assignment]].concat();
+            config("", &overrides)
+        };
+        assert_ne!(with(first), with(other), "{name} = {first} and {other}");
+    }
+    assert!(OTHER_VALUES.iter().all(|(name, ..)| find(name).is_some()));
+}
+
+/// Every spelling and every bound that a key's kind accepts fits the type that it is read into.
+#[test]
+fn every_accepted_value_fits_its_type() {
+    for key in KEYS {
+        let values: Vec<String> = match key.kind {
+            Kind::Int { min, max } => vec![min.to_string(), max.to_string()],
+            Kind::OneOf(names) => names.iter().map(|name| format!("{name:?}")).collect(),
+            Kind::SomeOf(names) => vec![format!("{names:?}")],
+            Kind::Number(_) => vec!["0".to_owned(), "1".to_owned(), "0.5".to_owned()],
+            Kind::Pair(_) => vec!["[0, 0.5]".to_owned()],
+            _ => continue,
+        };
+        for value in values {
+            if !key.kind.accepts(&source::value_of(&value)) {
+                continue;
+            }
+            let overrides = ["model.preset=tiny-jamba".to_owned(), format!("{}={value}", key.name)];
+            match parse("name = \"x\"", "exp.toml", &overrides) {
+                Ok(_) | Err(ConfigError::Conflict { .. } | ConfigError::Missing { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn values_mean_what_they_say() {
+    let text = "name = \"index-wrap\"\nseed = 7\nsteps = 48\n\
+        [model]\npath = \"configs/models/tiny-jamba\"\ndtype = \"float32\"\n\
+        [engine]\nkind = \"embedded\"\ndevice = \"cpu\"\ndevice_memory = \"24MiB\"\n\
+        num_gpu_blocks_override = 1441\nmax_num_batched_tokens = 512\nmax_model_len = 96\n\
+        state_index_bits = 22\nenforce_eager = false\nenable_prefix_caching = false\n\
+        numerics = \"invariant\"\nreplicas = 1\nmamba_ssm_cache_dtype = \"bfloat16\"\n\
+        [rollout]\nprompts_per_step = 3\ntemperature = 1\ntop_k = -1\n\
+        [task]\nkind = \"arithmetic\"\n\
+        [trainer]\nupdate = \"none\"\nranks = 1\nmax_grad_norm = inf\n\
+        [trainer.warm_start]\nbatch = 4\n\
+        [check]\nlegs = [\"reference\"]\n\
+        [sweep]\n\"rollout.rollouts_per_prompt\" = [8, 16]\nengine.free_list = [\"lifo\"]\n\
+        stop_after_spikes = 3\n\
+        points = [{ trainer.betas = [0.1, 0.2], \"engine.max_num_seqs\" = 4 }]\n";
+    let config = config(text, &["seed=8", "name=run-2", "rollout.top_p=0.5"]);
+    assert_eq!((config.seed, config.name.as_str(), config.rollout.top_p), (8, "run-2", 0.5));
+    assert_eq!(config.model.source, ModelSource::Path(PathBuf::from("configs/models/tiny-jamba")));
+    assert_eq!(config.engine.device_memory, 24 << 20);
+    assert_eq!(config.engine.num_gpu_blocks_override, Some(1441));
+    assert_eq!(config.engine.mamba_ssm_cache_dtype, Dtype::Bf16);
+    assert_eq!(config.model.dtype, Dtype::F32);
+    assert_eq!((config.rollout.temperature, config.rollout.top_k), (1.0, 0));
+    assert_eq!(config.trainer.max_grad_norm, f64::INFINITY);
+    assert_eq!(config.trainer.warm_start_batch, 4);
+    assert_eq!(config.check.legs, [Leg::Decode, Leg::Trainer, Leg::Reference]);
+    let sweep: toml::Table = "\"rollout.rollouts_per_prompt\" = [8, 16]\n\
+        \"engine.free_list\" = [\"lifo\"]\nstop_after_spikes = 3\n\
+        points = [{ \"trainer.betas\" = [0.1, 0.2], \"engine.max_num_seqs\" = 4 }]"
+        .parse()
+        .expect("this is TOML");
+    assert_eq!(config.sweep, Some(sweep));
+}
+
+#[test]
+fn the_state_dtype_follows_the_model_unless_it_is_named() {
+    for (model, state, expected) in [
+        ("f32", "auto", Dtype::F32),
+        ("bf16", "auto", Dtype::Bf16),
+        ("bf16", "float32", Dtype::F32),
+        ("f32", "bf16", Dtype::Bf16),
+    ] {
+        let model = format!("model.dtype={model}");
+        let state = format!("engine.mamba_ssm_cache_dtype={state}");
+        let resolved = config(SMALL, &[&model, &state]).engine.mamba_ssm_cache_dtype;
+        assert_eq!(resolved, expected, "{model} {state}");
+    }
+}
+
+#[test]
+fn later_overrides_win_and_text_needs_no_quotes() {
+    let config = config(
+        SMALL,
+        &[
+            "seed=1",
+            "seed = 2",
+            "engine.free_list=lifo",
+            "engine.logprobs_mode=\"processed_logprobs\"",
+            "engine.device_memory=1GiB",
+            "trainer.warm_start.steps=3",
+            "check.legs=[\"prefill\"]",
+        ],
+    );
+    assert_eq!(config.seed, 2);
+    assert_eq!(config.engine.free_list, FreeListOrder::Lifo);
+    assert_eq!(config.engine.device_memory, 1 << 30);
+    assert_eq!(config.trainer.warm_start_steps, 3);
+    assert_eq!(config.check.legs, [Leg::Decode, Leg::Prefill, Leg::Trainer]);
+}
+
+#[test]
+fn saved_configurations_read_back() {
+    for overrides in [
+        &[][..],
+        &["trainer.max_grad_norm=inf", "trainer.importance_cap=2"],
+        &["rollout.temperature=0.1", "trainer.learning_rate=0.30000000000000004"],
+        &["trainer.eps=4.9e-8", "trainer.betas=[0.1, 0.9999999]", "model.dtype=bf16"],
+        &["task.kind=jsonl", "task.path=q", "task.reward=regex", "task.reward_pattern=^{answer}$"],
+        &["task.kind=jsonl", "task.path=q", "task.reward=command", "task.reward_command=[\"a\"]"],
+        &["engine.faults=[\"engine_weight_ulp\"]", "seed=9223372036854775807"],
+    ] {
+        let config = config(SMALL, overrides);
+        let json = config.to_json();
+        assert_eq!(Config::from_json(&json, "config.json").expect(&json), config);
+        assert!(!json.contains("\"max_grad_norm\": null"), "{json}");
+    }
+    let json = config(SMALL, &[]).to_json().replace("\"max_num_seqs\"", "\"max_seqs\"");
+    let error = Config::from_json(&json, "runs/x/config.json").expect_err("a key is wrong");
+    let message = error.to_string();
+    assert!(
+        message.contains("runs/x/config.json") && message.contains("engine.max_seqs"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_sweep_changes_nothing_that_is_saved() {
+    let with_sweep = format!("{SMALL}[sweep]\nseed = [1, 2]\n");
+    assert_eq!(config(&with_sweep, &[]).to_json(), config(SMALL, &[]).to_json());
+}
+
+#[test]
+fn the_saved_form_and_the_defaults_file() {
+    insta::assert_snapshot!("saved", config(SMALL, &["trainer.max_grad_norm=inf"]).to_json());
+    insta::assert_snapshot!("defaults", defaults_text());
+}
+
+#[test]
+fn every_experiment_file_of_the_repository_loads() {
+    fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
+        let Ok(entries) = std::fs::read_dir(folder) else { return };
+        for entry in entries {
+            let path = entry.expect("the folder can be read").path();
+            if path.is_dir() {
+                walk(&path, files);
+            } else if path.extension().is_some_and(|extension| extension == "toml") {
+                files.push(path);
+            }
+        }
+    }
+    let mut files = Vec::new();
+    for folder in ["configs", "experiments"] {
+        walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut files);
+    }
+    for file in files {
+        load(&file, &[]).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
