@@ -1,9 +1,19 @@
 //! FSDP units, scoring, GRPO loss, AdamW and the candle reference.
+//!
+//! Invariant: nothing here knows the engine. A score is taken with the weights as they are; the
+//! loop asks for it before any update.
 
 pub mod adamw;
 pub mod collective;
 mod error;
 pub mod grpo;
+mod head;
+mod learner;
+mod pass;
 pub mod reference;
+mod units;
 
 pub use error::TrainerError;
+pub use learner::{
+    Experience, Inspection, Sequence, SequenceScores, Trainer, UpdateReport, WeightSet,
+};

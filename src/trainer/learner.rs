@@ -1,0 +1,447 @@
+//! The trainer: scores sequences before any update, and updates.
+
+use rayon::prelude::*;
+
+use super::collective::SharedMemory;
+use super::head::{self, Scored, Target};
+use super::pass::{self, Chunk, Gradient, Shape, Units};
+use super::units::ShardedUnits;
+use super::{adamw, grpo, TrainerError};
+use crate::base::{Contract, LogProb, TokenId, WeightVersion};
+use crate::config::{Fault, TrainerConfig, Update};
+use crate::model::{Numerics, Plan, UnitBytes};
+
+/// A sequence to score or to learn from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sequence {
+    /// Prompt and completion.
+    pub tokens: Vec<TokenId>,
+    /// At least 1: the first token is never predicted.
+    pub prompt_len: usize,
+}
+
+/// A sequence's completion tokens, scored.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequenceScores {
+    /// Under the contract that was asked: what the gap compares.
+    pub contract: Vec<LogProb>,
+    /// Of logits / T without filters: what GRPO calls old.
+    pub ratio: Vec<LogProb>,
+}
+
+/// A whole sequence seen from inside.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Inspection {
+    /// `[T, H]` each, as transformers reports them: the embedding, the output of each layer but
+    /// the last, and the last after the final norm.
+    pub hidden: Vec<Vec<f32>>,
+    /// `[T, V]`.
+    pub logits: Vec<f32>,
+}
+
+/// One rollout to learn from, beside its [`Sequence`]. All arrays are aligned with the completion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experience {
+    pub sequence: Sequence,
+    pub advantage: f64,
+    pub mask: Vec<bool>,
+    /// By this trainer, before the step's first update.
+    pub old: Vec<LogProb>,
+    /// As the engine recorded them.
+    pub rollout: Vec<LogProb>,
+}
+
+/// Weights on their way to the engine: compute-dtype bytes and what they are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightSet {
+    pub version: WeightVersion,
+    pub units: Vec<UnitBytes>,
+}
+
+/// What one minibatch's update did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpdateReport {
+    pub terms: grpo::Terms,
+    /// Before clipping.
+    pub grad_norm: f64,
+    pub learning_rate: f64,
+}
+
+/// One rank of the trainer.
+pub struct Trainer {
+    plan: Plan,
+    num: Numerics,
+    config: TrainerConfig,
+    units: ShardedUnits,
+    /// The start weights, where a KL is asked for.
+    frozen: Option<Frozen>,
+    /// Optimizer updates of the whole run, the warm start's included.
+    version: WeightVersion,
+}
+
+struct Frozen(Vec<UnitBytes>);
+
+impl Units for Frozen {
+    fn gather(&self, index: usize) -> Result<UnitBytes, TrainerError> {
+        Ok(self.0[index].clone())
+    }
+}
+
+/// The sharded weights as scoring sees them, with any planted fault.
+struct Faulty<'a>(&'a ShardedUnits, &'a Plan);
+
+impl Units for Faulty<'_> {
+    fn gather(&self, index: usize) -> Result<UnitBytes, TrainerError> {
+        let mut bytes = self.0.gather(index)?;
+        if index == 0 {
+            bytes.bump_ulp(self.1.units[0].tensors[0].len());
+        }
+        Ok(bytes)
+    }
+}
+
+impl Trainer {
+    /// One rank that is the whole world, over a model's f32 master weights.
+    #[must_use]
+    pub fn new(plan: Plan, num: Numerics, config: TrainerConfig, master: &[Vec<f32>]) -> Self {
+        let world = SharedMemory::world(1).pop().expect("a world of one rank");
+        let trains = config.update == Update::Adamw;
+        let units = ShardedUnits::new(Box::new(world), num.dtype, master, trains);
+        Self { plan, num, config, units, frozen: None, version: WeightVersion::new(0) }
+    }
+
+    fn shape(&self) -> Shape<'_> {
+        Shape { plan: &self.plan, num: &self.num }
+    }
+
+    #[must_use]
+    pub fn version(&self) -> WeightVersion {
+        self.version
+    }
+
+    /// Keeps today's weights as the KL's reference.
+    ///
+    /// # Errors
+    /// [`TrainerError::RankLeft`].
+    pub fn freeze_reference(&mut self) -> Result<(), TrainerError> {
+        self.frozen = Some(Frozen(self.hand_over()?.units));
+        Ok(())
+    }
+
+    /// Every unit in compute-dtype bytes, as the engine takes them.
+    ///
+    /// # Errors
+    /// [`TrainerError::RankLeft`].
+    pub fn hand_over(&self) -> Result<WeightSet, TrainerError> {
+        let gather = |index| self.units.gather(index);
+        let units = (0..self.plan.units.len()).map(gather).collect::<Result<_, _>>()?;
+        Ok(WeightSet { version: self.version, units })
+    }
+
+    /// Each unit's whole f32 master weights.
+    ///
+    /// # Errors
+    /// [`TrainerError::RankLeft`].
+    pub fn master(&self) -> Result<Vec<Vec<f32>>, TrainerError> {
+        (0..self.plan.units.len()).map(|index| self.units.gather_master(index)).collect()
+    }
+
+    /// xxh3 of every tensor that scoring uses, in the plan's order.
+    ///
+    /// # Errors
+    /// [`TrainerError::RankLeft`].
+    pub fn fingerprints(&self) -> Result<Vec<u64>, TrainerError> {
+        let mut all = Vec::new();
+        self.with_units(|units| {
+            for (index, spec) in self.plan.units.iter().enumerate() {
+                all.extend(units.gather(index)?.fingerprints(spec));
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn with_units<T>(
+        &self,
+        body: impl FnOnce(&dyn Units) -> Result<T, TrainerError>,
+    ) -> Result<T, TrainerError> {
+        if self.config.faults.contains(&Fault::TrainerWeightUlp) {
+            body(&Faulty(&self.units, &self.plan))
+        } else {
+            body(&self.units)
+        }
+    }
+
+    /// The `trainer` leg: every completion token's log-probability, with the weights as they are.
+    ///
+    /// # Errors
+    /// [`TrainerError::RankLeft`].
+    pub fn score(
+        &self,
+        sequences: &[Sequence],
+        contract: &Contract,
+    ) -> Result<Vec<SequenceScores>, TrainerError> {
+        self.with_units(|units| self.score_with(units, sequences, contract))
+    }
+
+    fn score_with(
+        &self,
+        units: &dyn Units,
+        sequences: &[Sequence],
+        contract: &Contract,
+    ) -> Result<Vec<SequenceScores>, TrainerError> {
+        let (mut chunks, prompt_lens) = self.pack(sequences);
+        let root = pass::forward(self.shape(), units, &mut chunks, false, &mut |_, _| {})?;
+        let shape = self.shape();
+        let score = |chunk: &Chunk| {
+            let targets = head::targets(chunk, &prompt_lens);
+            head::log_probs(shape, &root, chunk, &targets, contract)
+        };
+        let scored: Vec<Vec<Scored>> = chunks.par_iter().map(score).collect();
+        let mut flat = scored.into_iter().flatten();
+        let of_sequence = |sequence: &Sequence| {
+            let mut scores = SequenceScores::default();
+            for _ in sequence.prompt_len..sequence.tokens.len() {
+                let one = flat.next().expect("one score a completion token");
+                scores.contract.push(one.contract);
+                scores.ratio.push(one.ratio);
+            }
+            scores
+        };
+        Ok(sequences.iter().map(of_sequence).collect())
+    }
+
+    /// Every hidden state and logit of whole sequences, for comparison with other implementations.
+    ///
+    /// # Errors
+    /// [`TrainerError::RankLeft`].
+    pub fn inspect(&self, sequences: &[Sequence]) -> Result<Vec<Inspection>, TrainerError> {
+        let (mut chunks, _) = self.pack(sequences);
+        let (h, v) = (self.plan.config.hidden_size, self.plan.config.vocab_size);
+        let mut inspections = vec![Inspection::default(); sequences.len()];
+        let mut keep = |chunk: &Chunk, x_th: &[f32]| {
+            for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
+                inspections[sequence].hidden.push(x_th[span.floats(h)].to_vec());
+            }
+        };
+        let last = self.plan.layers.len();
+        let mut observe = |layer: usize, chunks: &[Chunk]| {
+            if layer < last {
+                chunks.iter().for_each(|chunk| keep(chunk, &chunk.x_th));
+            }
+        };
+        let root = self.with_units(|units| {
+            pass::forward(self.shape(), units, &mut chunks, false, &mut observe)
+        })?;
+        for chunk in &chunks {
+            keep(chunk, &root.norm(&self.num, &chunk.x_th));
+        }
+        for chunk in &chunks {
+            let logits_tv = root.logits(&self.num, &chunk.x_th);
+            for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
+                inspections[sequence].logits = logits_tv[span.floats(v)].to_vec();
+            }
+        }
+        Ok(inspections)
+    }
+
+    fn pack(&self, sequences: &[Sequence]) -> (Vec<Chunk>, Vec<usize>) {
+        for sequence in sequences {
+            let (prompt, all) = (sequence.prompt_len, sequence.tokens.len());
+            assert!(0 < prompt && prompt <= all, "a prompt of {prompt} in {all} tokens");
+        }
+        let tokens: Vec<&[TokenId]> = sequences.iter().map(|s| s.tokens.as_slice()).collect();
+        let chunks = pass::pack(&tokens, self.config.max_tokens_per_chunk as usize);
+        (chunks, sequences.iter().map(|sequence| sequence.prompt_len).collect())
+    }
+
+    /// One step of GRPO: `updates_per_step` minibatches, in order.
+    ///
+    /// # Errors
+    /// A loss or gradient that is not finite or not defined; no weight has then been changed by
+    /// the minibatch it happened in.
+    pub fn update(
+        &mut self,
+        experiences: &[Experience],
+        contract: &Contract,
+    ) -> Result<Vec<UpdateReport>, TrainerError> {
+        let reference = self.reference_scores(experiences, contract)?;
+        let size = experiences.len().div_ceil(self.config.updates_per_step as usize).max(1);
+        let parts = experiences.chunks(size).enumerate();
+        let mut reports = Vec::new();
+        for (i, part) in parts {
+            let reference = reference.as_ref().map(|all| &all[i * size..][..part.len()]);
+            reports.push(self.update_minibatch(part, reference, contract)?);
+        }
+        Ok(reports)
+    }
+
+    /// By the frozen weights, where there are any.
+    fn reference_scores(
+        &self,
+        experiences: &[Experience],
+        contract: &Contract,
+    ) -> Result<Option<Vec<SequenceScores>>, TrainerError> {
+        let Some(frozen) = &self.frozen else { return Ok(None) };
+        let sequences: Vec<Sequence> = experiences.iter().map(|e| e.sequence.clone()).collect();
+        self.score_with(frozen, &sequences, contract).map(Some)
+    }
+
+    fn update_minibatch(
+        &mut self,
+        experiences: &[Experience],
+        reference: Option<&[SequenceScores]>,
+        contract: &Contract,
+    ) -> Result<UpdateReport, TrainerError> {
+        let temperature = if contract.is_greedy() { 1.0 } else { contract.temperature };
+        let sequences: Vec<Sequence> = experiences.iter().map(|e| e.sequence.clone()).collect();
+        let mut counts = grpo::Counts::default();
+        experiences.iter().for_each(|experience| counts.add(&experience.mask));
+        let mut loss = grpo::Loss::new(grpo::Options::from(&self.config), counts)?;
+        let gradient = self.gradient(&sequences, temperature, |chunk, new| {
+            loss.add(&GrpoChunk::new(chunk, experiences, reference, new).borrow())
+        })?;
+        let options = adamw::Options::from(&self.config);
+        let grad_norm = self.apply(&options, gradient)?;
+        let learning_rate = options.rate(self.units.updates);
+        Ok(UpdateReport { terms: loss.finish(), grad_norm, learning_rate })
+    }
+
+    fn apply(&mut self, options: &adamw::Options, gradient: Gradient) -> Result<f64, TrainerError> {
+        let norm = self.units.update(&self.plan, options, gradient)?;
+        self.version = WeightVersion::new(self.version.get() + 1);
+        Ok(norm)
+    }
+
+    /// Forward, then `loss` chunk by chunk in order (log-probabilities in, their gradient out),
+    /// then backward.
+    fn gradient(
+        &self,
+        sequences: &[Sequence],
+        temperature: f32,
+        mut loss: impl FnMut(&Chunk, &[f64]) -> Result<Vec<f64>, TrainerError>,
+    ) -> Result<Gradient, TrainerError> {
+        let (shape, plain) = (self.shape(), Contract { temperature, ..Contract::PLAIN });
+        let (mut chunks, prompt_lens) = self.pack(sequences);
+        let root = pass::forward(shape, &self.units, &mut chunks, true, &mut |_, _| {})?;
+        let targets: Vec<Vec<Target>> =
+            chunks.iter().map(|chunk| head::targets(chunk, &prompt_lens)).collect();
+        let score = |(chunk, targets): (&Chunk, &Vec<Target>)| {
+            let scored = head::log_probs(shape, &root, chunk, targets, &plain);
+            scored.iter().map(|one| f64::from(one.ratio.get())).collect()
+        };
+        let new: Vec<Vec<f64>> = chunks.par_iter().zip(&targets).map(score).collect();
+        let mut upstream: Vec<Vec<f32>> = Vec::with_capacity(chunks.len());
+        for (chunk, new) in chunks.iter().zip(&new) {
+            upstream.push(loss(chunk, new)?.into_iter().map(|d| d as f32).collect());
+        }
+        pass::backward(shape, &self.units, &chunks, &|root, index, chunk, grads| {
+            let (targets, up) = (&targets[index], &upstream[index]);
+            head::backward(shape, root, chunk, targets, up, temperature, grads)
+        })
+    }
+
+    /// Mean cross entropy of the completions' tokens, in nats, and its gradient.
+    fn supervised_gradient(&self, sequences: &[Sequence]) -> Result<(f64, Gradient), TrainerError> {
+        let tokens: usize = sequences.iter().map(|s| s.tokens.len() - s.prompt_len).sum();
+        if tokens == 0 {
+            return Err(TrainerError::NoTokens);
+        }
+        let mut loss = 0.0;
+        let gradient = self.gradient(sequences, 1.0, |_, new| {
+            loss -= new.iter().sum::<f64>();
+            Ok(vec![-1.0 / tokens as f64; new.len()])
+        })?;
+        Ok((loss / tokens as f64, gradient))
+    }
+
+    /// The loss and every tensor's gradient norm by its Hugging Face name, without an update.
+    ///
+    /// # Errors
+    /// [`TrainerError::NoTokens`].
+    pub fn supervised_grad_norms(
+        &self,
+        sequences: &[Sequence],
+    ) -> Result<(f64, Vec<(String, f64)>), TrainerError> {
+        let (loss, gradient) = self.supervised_gradient(sequences)?;
+        let of_unit = |(spec, flat): (&crate::model::UnitSpec, &Vec<f32>)| {
+            let parts = spec.tensors.iter().zip(spec.parts(flat));
+            parts
+                .map(|(tensor, part)| (tensor.name.clone(), adamw::squared_norm(part).sqrt()))
+                .collect::<Vec<_>>()
+        };
+        Ok((loss, self.plan.units.iter().zip(&gradient).flat_map(of_unit).collect()))
+    }
+
+    /// One supervised step on the completions of `sequences`; returns the loss before it.
+    ///
+    /// # Errors
+    /// As [`Self::update`].
+    pub fn warm_step(&mut self, sequences: &[Sequence]) -> Result<f64, TrainerError> {
+        let (loss, gradient) = self.supervised_gradient(sequences)?;
+        let learning_rate = self.config.warm_start_learning_rate;
+        let options = adamw::Options { learning_rate, ..adamw::Options::from(&self.config) };
+        self.apply(&options, gradient)?;
+        Ok(loss)
+    }
+
+    /// Ends the warm start: the loop begins with a fresh optimizer.
+    pub fn end_warm_start(&mut self) {
+        self.units.reset_optimizer();
+    }
+}
+
+/// A chunk's experiences in the flat form of the loss.
+struct GrpoChunk<'a> {
+    spans: Vec<std::ops::Range<usize>>,
+    advantages: Vec<f64>,
+    mask: Vec<bool>,
+    new: &'a [f64],
+    old: Vec<f64>,
+    reference: Option<Vec<f64>>,
+    rollout: Vec<f64>,
+}
+
+impl<'a> GrpoChunk<'a> {
+    fn new(
+        chunk: &Chunk,
+        experiences: &[Experience],
+        reference: Option<&[SequenceScores]>,
+        new: &'a [f64],
+    ) -> Self {
+        let nats =
+            |values: &[LogProb]| values.iter().map(|v| f64::from(v.get())).collect::<Vec<_>>();
+        let mine = || chunk.sequences.iter().map(|&index| &experiences[index]);
+        let mut end = 0;
+        let spans = mine().map(|experience| {
+            let start = end;
+            end += experience.mask.len();
+            start..end
+        });
+        let spans = spans.collect();
+        let of_reference = |all: &[SequenceScores]| {
+            chunk.sequences.iter().flat_map(|&index| nats(&all[index].ratio)).collect()
+        };
+        Self {
+            spans,
+            advantages: mine().map(|experience| experience.advantage).collect(),
+            mask: mine().flat_map(|experience| experience.mask.iter().copied()).collect(),
+            new,
+            old: mine().flat_map(|experience| nats(&experience.old)).collect(),
+            reference: reference.map(of_reference),
+            rollout: mine().flat_map(|experience| nats(&experience.rollout)).collect(),
+        }
+    }
+
+    fn borrow(&self) -> grpo::Chunk<'_> {
+        grpo::Chunk {
+            spans: &self.spans,
+            advantages: &self.advantages,
+            mask: &self.mask,
+            new: self.new,
+            old: &self.old,
+            reference: self.reference.as_deref(),
+            rollout: Some(&self.rollout),
+        }
+    }
+}
