@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::pair::{Legs, PairError};
+use super::pair::{Leg, Legs, PairError};
 use crate::base::{BlockId, CompletionIndex, RequestId, Step, TokenId};
 
 /// The closed set of culprits.
@@ -99,11 +99,17 @@ impl Finding {
 /// The finding of a step whose legs could not be set side by side.
 impl From<&PairError> for Finding {
     fn from(error: &PairError) -> Self {
-        let kind = match error {
-            PairError::LegLength { .. } => FindingKind::TokenMismatch,
-            PairError::MaskLength { .. } => FindingKind::MaskOrShift,
+        let (kind, leg) = match error {
+            PairError::LegLength { leg: Leg::Prefill, .. } => {
+                (FindingKind::TokenMismatch, Legs::DecodePrefill)
+            }
+            PairError::LegLength { leg: Leg::Reference, .. } => {
+                (FindingKind::TokenMismatch, Legs::TrainerReference)
+            }
+            PairError::LegLength { .. } => (FindingKind::TokenMismatch, Legs::DecodeTrainer),
+            PairError::MaskLength { .. } => (FindingKind::MaskOrShift, Legs::DecodeTrainer),
         };
-        of_request(kind, error.request(), None, error.to_string())
+        Self { leg, ..of_request(kind, error.request(), None, error.to_string()) }
     }
 }
 
@@ -185,6 +191,32 @@ mod tests {
             FindingKind::Unexplained,
         ] {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+    }
+
+    #[test]
+    fn legs_that_do_not_pair_are_a_finding() {
+        let request = RequestId::new(2, 0, 1);
+        for (error, kind, leg) in [
+            (
+                PairError::LegLength { request, leg: Leg::Trainer, tokens: 2, found: 1 },
+                FindingKind::TokenMismatch,
+                Legs::DecodeTrainer,
+            ),
+            (
+                PairError::LegLength { request, leg: Leg::Prefill, tokens: 2, found: 3 },
+                FindingKind::TokenMismatch,
+                Legs::DecodePrefill,
+            ),
+            (
+                PairError::MaskLength { request, tokens: 2, found: 3 },
+                FindingKind::MaskOrShift,
+                Legs::DecodeTrainer,
+            ),
+        ] {
+            let finding = Finding::from(&error);
+            assert_eq!((finding.kind, finding.leg, finding.step), (kind, leg, request.step));
+            assert_eq!(finding.message, error.to_string());
         }
     }
 

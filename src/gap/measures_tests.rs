@@ -108,6 +108,20 @@ fn one_ratio_of_670_in_a_hundred_tokens() {
     }
 }
 
+/// A mean |d| of 0.012 is a ratio of 3.3 over a sequence of a hundred tokens
+/// (huggingface/trl#4772).
+#[test]
+fn small_gaps_multiply_over_a_sequence() {
+    let table = table_of(&[rollout(0, &[-1.0; 100], &[-0.988; 100])]);
+    let d = f64::from(-0.988_f32) + 1.0;
+    check(&table, "logp_abs_diff_mean", d);
+    check(&table, "seq_log_ratio_max", 100.0 * d);
+    check(&table, "seq_geo_ratio_max", d.exp());
+    check(&table, "seq_mult_prob_error_max", d.exp());
+    let ratio = table.value("seq_log_ratio_max").unwrap().exp();
+    assert!((ratio - 3.32).abs() < 1e-3, "{ratio}");
+}
+
 /// The trainer's values one position to the left (modelscope/ms-swift#8427).
 #[test]
 fn a_shift_scores_zero_at_its_lag() {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::blame::blame_requests;
 use super::finding::{Finding, FindingKind};
 use super::floor::worst;
-use super::pair::{Leg, Pairs, Sequence};
+use super::pair::{Leg, Legs, Pairs, Sequence};
 use super::place::shift;
 use crate::base::{BlockId, RequestId, Step};
 use crate::engine::{Phase, SampledToken};
@@ -252,7 +252,11 @@ fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> 
         legs.train().name(),
         worst.paired.train.get(),
     );
-    let blamed = blame_requests(evidence.rollouts, evidence.floor).unwrap_or_default();
+    // Records that cannot be paired three ways have been refused where they were paired.
+    let blamed = match legs {
+        Legs::TrainerReference => Vec::new(),
+        _ => blame_requests(evidence.rollouts, evidence.floor).unwrap_or_default(),
+    };
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for (request, blame) in blamed {
         if rest.iter().any(|case| case.request() == request) {
