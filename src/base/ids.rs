@@ -60,6 +60,10 @@ index_newtype!(
     Position(u32)
 );
 index_newtype!(
+    /// A sampled token's place in its completion, counted from 0; its [`Position`] is the prompt's length further on.
+    CompletionIndex(u32)
+);
+index_newtype!(
     /// A vocabulary entry.
     TokenId(u32)
 );

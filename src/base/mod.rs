@@ -9,8 +9,8 @@ mod rng;
 
 pub use contract::{Contract, LogprobsMode};
 pub use ids::{
-    BlockId, EngineStep, Generation, GroupId, LayerId, ParseRequestIdError, Position, PromptId,
-    Rank, RequestId, Step, TokenId, WeightVersion,
+    BlockId, CompletionIndex, EngineStep, Generation, GroupId, LayerId, ParseRequestIdError,
+    Position, PromptId, Rank, RequestId, Step, TokenId, WeightVersion,
 };
 pub use logprob::LogProb;
 pub use rng::{Noise, Stream};

@@ -1,1 +1,30 @@
 //! Pairing, measures, floor, verdicts: records in, numbers out.
+//!
+//! d = logp(train side) - logp(infer side) of one sampled token, before any weight update; the gap
+//! is |d|, in nats. Everything here is a pure function of the records and of numbers handed in: no
+//! file, clock, configuration or policy. Sums are f64 in record order, nothing is clamped, and
+//! where nothing was compared a statistic is `None`.
+
+mod blame;
+mod finding;
+mod floor;
+mod measures;
+mod pair;
+mod place;
+mod sequences;
+mod stats;
+mod summary;
+mod table;
+#[cfg(test)]
+mod testing;
+mod verdict;
+
+pub use blame::{blame_requests, three_way, Blame};
+pub use finding::{token_mismatch, Finding, FindingKind};
+pub use floor::{is_spike, worst, WorstToken};
+pub use measures::{measures, rollout_measures};
+pub use pair::{pair, Leg, Legs, PairError, PairedToken, Pairs, Sequence};
+pub use place::{lag_scores, shift, split_by_slot, LagScore, SlotSplit};
+pub use summary::{StepGap, Totals};
+pub use table::{Metric, Table, HEADLINES};
+pub use verdict::{verdict, Evidence, TensorFingerprint};

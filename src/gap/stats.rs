@@ -1,0 +1,170 @@
+//! Statistics over f64 slices. Empty input and undefined results are `None`, never 0 and never NaN.
+
+/// Sum in order, over n.
+pub fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// Population standard deviation (divisor n), in two passes; 0 for one value.
+pub fn std(values: &[f64]) -> Option<f64> {
+    let center = mean(values)?;
+    let squares: Vec<f64> = values.iter().map(|value| (value - center).powi(2)).collect();
+    mean(&squares).map(f64::sqrt)
+}
+
+/// The largest value.
+pub fn max(values: &[f64]) -> Option<f64> {
+    values.iter().copied().reduce(f64::max)
+}
+
+/// The smallest value.
+pub fn min(values: &[f64]) -> Option<f64> {
+    values.iter().copied().reduce(f64::min)
+}
+
+/// The share of values for which the predicate holds.
+pub fn fraction(values: &[f64], holds: impl Fn(f64) -> bool) -> Option<f64> {
+    let count = values.iter().filter(|&&value| holds(value)).count();
+    (!values.is_empty()).then(|| count as f64 / values.len() as f64)
+}
+
+/// The exact quantile, linear between order statistics at (n - 1) q, as numpy's default; `sorted`
+/// is ascending.
+pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
+    assert!((0.0..=1.0).contains(&q), "quantile {q} is not in 0..=1");
+    let last = sorted.len().checked_sub(1)?;
+    let at = q * last as f64;
+    let below = at.floor();
+    let low = sorted[below as usize];
+    let high = sorted[(below as usize + 1).min(last)];
+    Some(low + (high - low) * (at - below))
+}
+
+/// ln(mean(exp(values))), exact where all values are equal and without overflow.
+pub fn log_mean_exp(values: &[f64]) -> Option<f64> {
+    let largest = max(values)?;
+    let scaled: Vec<f64> = values.iter().map(|value| (value - largest).exp_m1()).collect();
+    mean(&scaled).map(|mean| largest + mean.ln_1p())
+}
+
+/// The effective sample size of the weights exp(`log_weights`) as a share of n: (sum w)^2 / (n sum
+/// w^2).
+pub fn effective_share(log_weights: &[f64]) -> Option<f64> {
+    let doubled: Vec<f64> = log_weights.iter().map(|value| 2.0 * value).collect();
+    Some((2.0 * log_mean_exp(log_weights)? - log_mean_exp(&doubled)?).exp())
+}
+
+/// Pearson's correlation; `None` where a side is constant, because it is then undefined.
+pub fn pearson(x: &[f64], y: &[f64]) -> Option<f64> {
+    assert_eq!(x.len(), y.len(), "correlated samples have one length");
+    if is_constant(x) || is_constant(y) {
+        return None;
+    }
+    let (x_mean, y_mean) = (mean(x)?, mean(y)?);
+    let (mut xy, mut xx, mut yy) = (0.0, 0.0, 0.0);
+    for (x, y) in x.iter().zip(y) {
+        let (x, y) = (x - x_mean, y - y_mean);
+        xy += x * y;
+        xx += x * x;
+        yy += y * y;
+    }
+    let value = xy / (xx.sqrt() * yy.sqrt());
+    // Deviations too small or too large to square leave a quotient without meaning.
+    value.is_finite().then_some(value)
+}
+
+/// Spearman's correlation: Pearson's over average ranks. Infinite values rank last.
+pub fn spearman(x: &[f64], y: &[f64]) -> Option<f64> {
+    pearson(&ranks(x), &ranks(y))
+}
+
+/// Ranks from 1; equal values share the mean of their ranks.
+pub fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
+    let mut ranks = vec![0.0; values.len()];
+    for run in order.chunk_by(|&a, &b| values[a] == values[b]) {
+        let below = order.partition_point(|&at| values[at] < values[run[0]]);
+        let shared = below as f64 + (run.len() as f64 + 1.0) / 2.0;
+        run.iter().for_each(|&at| ranks[at] = shared);
+    }
+    ranks
+}
+
+/// How many f32 values lie from `a` to `b`; both zeros are one value. Both must be finite.
+pub fn ulp_distance(a: f32, b: f32) -> u32 {
+    assert!(a.is_finite() && b.is_finite(), "{a} or {b} has no place on the line of f32");
+    // Sign and magnitude become a place on one line, on which neighbours differ by 1.
+    let place = |value: f32| {
+        let magnitude = i64::from(value.to_bits() & 0x7fff_ffff);
+        if value.is_sign_negative() {
+            -magnitude
+        } else {
+            magnitude
+        }
+    };
+    u32::try_from((place(a) - place(b)).unsigned_abs()).expect("two finite f32 are < 2^32 apart")
+}
+
+fn is_constant(values: &[f64]) -> bool {
+    values.windows(2).all(|pair| pair[0] == pair[1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_linear_between_order_statistics() {
+        let sorted = [0.0, 1.0, 2.0, 10.0];
+        for (q, expected) in [(0.0, 0.0), (0.5, 1.5), (0.75, 4.0), (1.0, 10.0)] {
+            assert_eq!(quantile(&sorted, q), Some(expected), "{q}");
+        }
+        assert_eq!(quantile(&[3.0], 0.999), Some(3.0));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+
+    #[test]
+    fn log_mean_exp_neither_overflows_nor_drifts() {
+        assert_eq!(log_mean_exp(&[0.0; 7]), Some(0.0));
+        assert_eq!(log_mean_exp(&[]), None);
+        let huge = log_mean_exp(&[800.0, -800.0]).unwrap();
+        assert!((huge - (800.0 - 2.0_f64.ln())).abs() < 1e-12, "{huge}");
+        assert_eq!(effective_share(&[0.0; 3]), Some(1.0));
+        // One weight of four rules: the share is 1/4.
+        let share = effective_share(&[900.0, 0.0, 0.0, 0.0]).unwrap();
+        assert!((share - 0.25).abs() < 1e-12, "{share}");
+    }
+
+    #[test]
+    fn correlations_of_constants_are_undefined() {
+        assert_eq!(pearson(&[1.0, 2.0, 3.0], &[0.1, 0.1, 0.1]), None);
+        assert_eq!(pearson(&[1.0], &[2.0]), None);
+        assert_eq!(pearson(&[], &[]), None);
+        assert_eq!(pearson(&[1e-300, 2e-300], &[1.0, 2.0]), None);
+        // Monotone and far from linear: ranks agree fully.
+        let spearman = spearman(&[1.0, 2.0, 3.0, 4.0], &[0.0, 1.0, 50.0, f64::INFINITY]).unwrap();
+        assert!((spearman - 1.0).abs() < 1e-15, "{spearman}");
+    }
+
+    #[test]
+    fn equal_values_share_a_rank() {
+        assert_eq!(ranks(&[5.0, 0.0, 0.0, 7.0, 5.0, 5.0]), [4.0, 1.5, 1.5, 6.0, 4.0, 4.0]);
+        assert_eq!(ranks(&[0.0, -0.0]), [1.5, 1.5]);
+    }
+
+    #[test]
+    fn ulps_count_across_zero() {
+        let next = f32::from_bits((-1.0_f32).to_bits() + 1);
+        for (a, b, expected) in [
+            (-1.0, -1.0, 0),
+            (-1.0, next, 1),
+            (0.0, -0.0, 0),
+            (f32::from_bits(1), -f32::from_bits(1), 2),
+            (f32::MIN, f32::MAX, 2 * f32::MAX.to_bits()),
+        ] {
+            assert_eq!(ulp_distance(a, b), expected, "{a} {b}");
+            assert_eq!(ulp_distance(b, a), expected, "{b} {a}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! From evidence to culprits. A rule speaks only where the records show its cause; what no rule
+//! explains stays so.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::blame::blame_requests;
+use super::finding::{Finding, FindingKind};
+use super::floor::worst;
+use super::pair::{Leg, Legs, Pairs, Sequence};
+use super::place::shift;
+use crate::base::{BlockId, RequestId, Step};
+use crate::engine::{Phase, SampledToken};
+use crate::rollout::Rollout;
+
+/// A block id splits good from bad only with this many requests on each side.
+const WRAP_SIDE_MIN: usize = 3;
+/// So many differing tensors are named; the rest is only counted.
+const TENSORS_NAMED_MAX: usize = 8;
+
+/// What is known of one step.
+#[derive(Clone, Copy, Debug)]
+pub struct Evidence<'a> {
+    pub step: Step,
+    pub rollouts: &'a [Rollout],
+    /// Of the same rollouts in the same order.
+    pub pairs: &'a Pairs,
+    /// The largest |d| that healthy arithmetic explains, nats.
+    pub floor: f64,
+    /// Where both sides' fingerprints are known tensor by tensor; may be empty.
+    pub tensors: &'a [TensorFingerprint],
+}
+
+/// Both sides' fingerprint of one weight tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorFingerprint {
+    pub name: String,
+    pub engine: u64,
+    pub trainer: u64,
+}
+
+/// The culprits of a step: none without a spike, at least one with one. A request may have several.
+#[must_use]
+pub fn verdict(evidence: &Evidence) -> Vec<Finding> {
+    let bad: Vec<Case> =
+        cases(evidence).filter(|case| case.sequence.is_bad(evidence.floor)).collect();
+    if bad.is_empty() {
+        return Vec::new();
+    }
+    let rules = [mask_or_shift, weights_not_synced, stale_state, address_wrap];
+    let mut culprits: Vec<Culprit> = rules.iter().filter_map(|rule| rule(evidence, &bad)).collect();
+    let explained: BTreeSet<RequestId> =
+        culprits.iter().flat_map(|culprit| &culprit.cases).map(|case| case.request()).collect();
+    let rest: Vec<Case> =
+        bad.iter().filter(|case| !explained.contains(&case.request())).copied().collect();
+    if !rest.is_empty() {
+        culprits.push(unexplained(evidence, rest));
+    }
+    culprits.into_iter().map(|culprit| culprit.finding(evidence)).collect()
+}
+
+/// One rollout and its comparison.
+#[derive(Clone, Copy)]
+struct Case<'a> {
+    rollout: &'a Rollout,
+    sequence: &'a Sequence,
+}
+
+impl Case<'_> {
+    fn request(&self) -> RequestId {
+        self.sequence.request
+    }
+
+    fn highest_state_block(&self) -> Option<BlockId> {
+        self.rollout.completion.state_blocks.iter().map(|held| held.block).max()
+    }
+}
+
+fn cases<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = Case<'a>> {
+    let (rollouts, sequences) = (evidence.rollouts, &evidence.pairs.sequences);
+    assert_eq!(rollouts.len(), sequences.len(), "pairs and rollouts are of one step");
+    std::iter::zip(rollouts, sequences).map(|(rollout, sequence)| {
+        assert_eq!(rollout.completion.id, sequence.request, "pairs and rollouts are in one order");
+        Case { rollout, sequence }
+    })
+}
+
+/// What a rule found, before lists are cut to their bounds.
+struct Culprit<'a> {
+    kind: FindingKind,
+    cases: Vec<Case<'a>>,
+    blocks: BTreeSet<BlockId>,
+    message: String,
+}
+
+impl Culprit<'_> {
+    fn finding(self, evidence: &Evidence) -> Finding {
+        let first_bad =
+            self.cases.iter().filter_map(|case| case.sequence.first_bad(evidence.floor));
+        let requests = self.cases.iter().map(Case::request);
+        Finding {
+            kind: self.kind,
+            leg: evidence.pairs.legs,
+            step: evidence.step,
+            first_bad_position: first_bad.min(),
+            requests_total: self.cases.len() as u64,
+            requests: requests.take(Finding::LISTED_MAX).collect(),
+            blocks: self.blocks.into_iter().take(Finding::LISTED_MAX).collect(),
+            message: self.message,
+        }
+    }
+}
+
+/// The legs agree once one is moved against the other. No knob of an engine does that.
+fn mask_or_shift<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
+    let found = shift(bad.iter().map(|case| case.sequence), evidence.floor)?;
+    let (infer, train) = (evidence.pairs.legs.infer().name(), evidence.pairs.legs.train().name());
+    let by = match found.lag.unsigned_abs() {
+        1 => "one".to_owned(),
+        by => by.to_string(),
+    };
+    let side = if found.lag > 0 { "left" } else { "right" };
+    let message = format!(
+        "off by {by}: {infer}[i{:+}] against {train}[i] differs by {:e} on average over {} pairs, \
+         unshifted the same tokens differ by {:e}; the {train} side's log-probabilities or mask \
+         are moved to the {side}",
+        found.lag, found.abs_diff_mean, found.pairs, found.unshifted_abs_diff_mean,
+    );
+    let kind = FindingKind::MaskOrShift;
+    Some(Culprit { kind, cases: bad.to_vec(), blocks: BTreeSet::new(), message })
+}
+
+/// The engine sampled with other weights than the trainer scored with.
+fn weights_not_synced<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
+    let legs = evidence.pairs.legs;
+    if legs.infer() == Leg::Trainer || legs.train() != Leg::Trainer {
+        return None;
+    }
+    let fingerprints = |case: &Case| {
+        let engine = case.rollout.completion.engine_fingerprint;
+        case.rollout.trainer_fingerprint.filter(|&trainer| trainer != engine).map(|t| (engine, t))
+    };
+    let cases: Vec<Case> =
+        bad.iter().filter(|case| fingerprints(case).is_some()).copied().collect();
+    let (engine, trainer) = fingerprints(cases.first()?)?;
+    let version = cases[0].rollout.completion.weight_version;
+    let mut message = format!(
+        "the engine sampled with weights {engine:016x} (version {version}), the trainer scored \
+         with {trainer:016x}"
+    );
+    let differing: Vec<&str> = evidence
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.engine != tensor.trainer)
+        .map(|tensor| tensor.name.as_str())
+        .collect();
+    if !differing.is_empty() {
+        let named = &differing[..differing.len().min(TENSORS_NAMED_MAX)];
+        let (count, all) = (differing.len(), evidence.tensors.len());
+        message += &format!("; {count} of {all} tensors differ: {}", named.join(", "));
+        message += if named.len() < count { ", ..." } else { "" };
+    }
+    let kind = FindingKind::WeightsNotSynced;
+    Some(Culprit { kind, cases, blocks: BTreeSet::new(), message })
+}
+
+/// A first chunk ran as a decode row, which reads its state unconditionally, and a state block held
+/// another's.
+fn stale_state<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
+    if evidence.pairs.legs.infer() != Leg::Decode {
+        return None;
+    }
+    let cases: Vec<Case> =
+        bad.iter().filter(|case| stale_row(case, evidence.floor).is_some()).copied().collect();
+    let first = cases.first()?;
+    let row = stale_row(first, evidence.floor)?;
+    let used = |case: &Case<'a>| {
+        let blocks = case.rollout.completion.state_blocks.iter();
+        blocks.filter_map(|held| Some((held.block, held.previous_owner?)))
+    };
+    let left: Vec<String> =
+        used(first).map(|(block, owner)| format!("block {block} left by {owner}")).collect();
+    let message = format!(
+        "request {}: its first chunk, 1 token with 0 computed, ran as a decode row in engine step \
+         {} and read {}",
+        first.request(),
+        row.engine_step,
+        left.join(", "),
+    );
+    let blocks = cases.iter().flat_map(used).map(|(block, _)| block).collect();
+    Some(Culprit { kind: FindingKind::StaleState, cases, blocks, message })
+}
+
+/// The first chunk that ran as a decode row, if the gap does not begin before it and a used block
+/// was read.
+fn stale_row<'a>(case: &Case<'a>, floor: f64) -> Option<&'a SampledToken> {
+    let completion = &case.rollout.completion;
+    let is_first_chunk = |sampled: &SampledToken| {
+        sampled.phase == Phase::Decode
+            && sampled.computed_tokens == 0
+            && sampled.scheduled_tokens == 1
+    };
+    let at = completion.tokens.iter().position(is_first_chunk)?;
+    let first_bad = case.sequence.first_bad(floor)?;
+    let used = completion.state_blocks.iter().any(|held| held.previous_owner.is_some());
+    (used && at <= first_bad.index()).then(|| &completion.tokens[at])
+}
+
+/// One block id parts the bad requests from the good ones without exception.
+fn address_wrap<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
+    if evidence.pairs.legs.infer() != Leg::Decode || bad.len() < WRAP_SIDE_MIN {
+        return None;
+    }
+    // A bad request without state is no matter of state addresses.
+    let bad_blocks = bad.iter().map(Case::highest_state_block).collect::<Option<Vec<_>>>()?;
+    let lowest_bad = *bad_blocks.iter().min()?;
+    let good: Vec<BlockId> = cases(evidence)
+        .filter(|case| case.sequence.gap().is_some_and(|gap| gap <= evidence.floor))
+        .filter_map(|case| case.highest_state_block())
+        .collect();
+    let highest_good = *good.iter().max()?;
+    if good.len() < WRAP_SIDE_MIN || highest_good >= lowest_bad {
+        return None;
+    }
+    let message = format!(
+        "all {} requests whose highest state block is {lowest_bad} or above are bad, all {} below \
+         are good (up to block {highest_good}): the address of a block wraps from some id in \
+         {}..={lowest_bad} on",
+        bad.len(),
+        good.len(),
+        highest_good.get() + 1,
+    );
+    let blocks = BTreeSet::from([lowest_bad]);
+    Some(Culprit { kind: FindingKind::AddressWrap, cases: bad.to_vec(), blocks, message })
+}
+
+/// What is left, with its worst token and what the three-way check says of it.
+fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> {
+    let legs = evidence.pairs.legs;
+    let sequences = rest.iter().map(|case| case.sequence.clone()).collect();
+    let worst = worst(&Pairs { legs, sequences }, 1)[0];
+    let mut message = format!(
+        "{} of {} requests have a gap over the floor of {:e}; the worst token is {} at completion \
+         index {} of request {}: {} {}, {} {}",
+        rest.len(),
+        evidence.rollouts.len(),
+        evidence.floor,
+        worst.paired.token,
+        worst.paired.index,
+        worst.request,
+        legs.infer().name(),
+        worst.paired.infer.get(),
+        legs.train().name(),
+        worst.paired.train.get(),
+    );
+    // Records that cannot be paired three ways have been refused where they were paired.
+    let blamed = match legs {
+        Legs::TrainerReference => Vec::new(),
+        _ => blame_requests(evidence.rollouts, evidence.floor).unwrap_or_default(),
+    };
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    for (request, blame) in blamed {
+        if rest.iter().any(|case| case.request() == request) {
+            *counts.entry(blame.to_string()).or_default() += 1;
+        }
+    }
+    for (blame, count) in counts {
+        message += &format!("; three-way check of {count}: {blame}");
+    }
+    let blocks = rest.iter().filter_map(|case| case.sequence.slot).collect();
+    Culprit { kind: FindingKind::Unexplained, cases: rest, blocks, message }
+}
+
+#[cfg(test)]
+#[path = "verdict_tests.rs"]
+mod tests;

@@ -1,0 +1,209 @@
+use super::*;
+use crate::base::{CompletionIndex, Generation, LogProb};
+use crate::engine::StateBlock;
+use crate::gap::pair::{pair, Legs};
+use crate::gap::testing::rollout;
+
+fn judge(records: &[Rollout], floor: f64, tensors: &[TensorFingerprint]) -> Vec<Finding> {
+    let pairs = pair(records, Legs::DecodeTrainer).unwrap();
+    let step = Step::new(1);
+    verdict(&Evidence { step, rollouts: records, pairs: &pairs, floor, tensors })
+}
+
+/// The kinds found, and the one finding if there is just one.
+fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
+    findings.iter().map(|finding| finding.kind).collect()
+}
+
+fn clean(index: u32) -> Rollout {
+    rollout(index, &[-0.5, -1.5, -0.25, -2.0], &[-0.5, -1.5, -0.25, -2.0])
+}
+
+/// Off from the second token on, by amounts that no shift explains.
+fn broken(index: u32) -> Rollout {
+    rollout(index, &[-0.5, -0.125, -0.25, -0.0625], &[-0.5, -6.5, -3.25, -8.0])
+}
+
+#[test]
+fn a_clean_step_has_no_finding_and_every_spike_has_one() {
+    assert_eq!(judge(&[], 0.0, &[]), []);
+    assert_eq!(judge(&[clean(0), clean(1)], 0.0, &[]), []);
+    let mut unscored = clean(0);
+    unscored.trainer = None;
+    assert_eq!(judge(&[unscored], 0.0, &[]), []);
+
+    let one_ulp = f32::from_bits((-0.5_f32).to_bits() + 1);
+    for (trainer, floor) in [(one_ulp, 0.0), (f32::NAN, 10.0), (-20.0, 10.0)] {
+        let records = [clean(0), rollout(1, &[-0.5], &[trainer])];
+        let findings = judge(&records, floor, &[]);
+        assert_eq!(kinds(&findings), [FindingKind::Unexplained], "{trainer}");
+        assert_eq!(findings[0].requests, [records[1].completion.id]);
+        assert_eq!(findings[0].first_bad_position, Some(CompletionIndex::new(0)));
+        assert_eq!(findings[0].blocks, [BlockId::new(2)]);
+    }
+    assert_eq!(judge(&[rollout(1, &[-0.5], &[one_ulp])], 1e-6, &[]), []);
+}
+
+#[test]
+fn an_unexplained_gap_says_what_the_three_legs_say() {
+    let mut record = broken(0);
+    record.prefill = record.trainer.clone();
+    let findings = judge(&[record, clean(1)], 0.0, &[]);
+    assert_eq!(kinds(&findings), [FindingKind::Unexplained]);
+    let message = &findings[0].message;
+    assert!(message.starts_with("1 of 2 requests have a gap over the floor of 0e0"), "{message}");
+    assert!(message.contains("worst token is 103 at completion index 3 of request s1.p0.r0"));
+    assert!(message.contains("decode -0.0625, trainer -8"), "{message}");
+    assert!(message.contains("three-way check of 1: rollout engine disagrees with itself"));
+}
+
+#[test]
+fn different_weights_are_named_with_both_fingerprints() {
+    let mut records = [broken(0), broken(1), clean(2)];
+    for record in &mut records {
+        record.completion.engine_fingerprint = 0xabc;
+    }
+    let tensor = |name: &str, engine| TensorFingerprint { name: name.into(), engine, trainer: 1 };
+    let tensors = [tensor("embed_tokens.weight", 1), tensor("lm_head.weight", 2)];
+    let findings = judge(&records, 0.0, &tensors);
+    assert_eq!(kinds(&findings), [FindingKind::WeightsNotSynced]);
+    assert_eq!(findings[0].requests_total, 2);
+    let message = &findings[0].message;
+    for part in ["0000000000000abc", "0000000000000007", "1 of 2 tensors differ: lm_head.weight"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert!(!message.contains("embed_tokens"));
+
+    // Unknown is not different.
+    for record in &mut records {
+        record.trainer_fingerprint = None;
+    }
+    assert_eq!(kinds(&judge(&records, 0.0, &tensors)), [FindingKind::Unexplained]);
+}
+
+/// The trainer's values stand one position to the left of the rollout's (modelscope/ms-swift#8427),
+/// and to the right.
+#[test]
+fn a_shift_is_named_with_its_direction() {
+    let (rollout_side, trainer_side) = ([-0.1, -2.0, -0.3, -1.5], [-2.0, -0.3, -1.5, -0.7]);
+    for (decode, trainer, lag, side) in [
+        (rollout_side, trainer_side, "decode[i+1] against trainer[i]", "left"),
+        (trainer_side, rollout_side, "decode[i-1] against trainer[i]", "right"),
+    ] {
+        let findings = judge(&[rollout(0, &decode, &trainer)], 0.0, &[]);
+        assert_eq!(kinds(&findings), [FindingKind::MaskOrShift]);
+        let message = &findings[0].message;
+        assert!(message.starts_with(&format!("off by one: {lag} differs by 0e0")), "{message}");
+        assert!(message.contains("over 3 pairs"), "{message}");
+        assert!(message.ends_with(&format!("moved to the {side}")), "{message}");
+    }
+}
+
+#[test]
+fn a_gap_at_an_edge_is_no_shift() {
+    // Moving the legs drops the one bad token, which explains nothing.
+    for trainer in [[-0.5, -0.5, -0.5, -9.0], [-9.0, -0.5, -0.5, -0.5]] {
+        let findings = judge(&[rollout(0, &[-0.5; 4], &trainer)], 0.0, &[]);
+        assert_eq!(kinds(&findings), [FindingKind::Unexplained], "{trainer:?}");
+    }
+}
+
+fn with_stale_first_chunk(index: u32) -> Rollout {
+    let mut record = broken(index);
+    record.completion.tokens[0].phase = Phase::Decode;
+    record.completion.tokens[0].scheduled_tokens = 1;
+    record.completion.state_blocks[0] = StateBlock {
+        block: BlockId::new(9),
+        generation: Generation::new(2),
+        previous_owner: Some(RequestId::new(0, 4, 2)),
+    };
+    record
+}
+
+#[test]
+fn a_first_chunk_that_read_a_used_block_is_named() {
+    let findings = judge(&[clean(0), with_stale_first_chunk(1)], 0.0, &[]);
+    assert_eq!(kinds(&findings), [FindingKind::StaleState]);
+    let message = &findings[0].message;
+    for part in ["request s1.p0.r1", "engine step 1 ", "block 9 left by s0.p4.r2"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(findings[0].blocks, [BlockId::new(9)]);
+}
+
+#[test]
+fn stale_state_wants_every_piece_of_its_evidence() {
+    let check = |spoil: fn(&mut Rollout)| {
+        let mut record = with_stale_first_chunk(0);
+        spoil(&mut record);
+        assert_eq!(kinds(&judge(&[record], 0.0, &[])), [FindingKind::Unexplained]);
+    };
+    check(|record| record.completion.tokens[0].phase = Phase::Prefill);
+    check(|record| record.completion.tokens[0].scheduled_tokens = 2);
+    check(|record| record.completion.tokens[0].computed_tokens = 1);
+    check(|record| record.completion.state_blocks[0].previous_owner = None);
+    // The gap is older than the chunk.
+    check(|record| {
+        let mut tokens = record.completion.tokens.clone();
+        tokens[2] = SampledToken { logp: tokens[2].logp, token: tokens[2].token, ..tokens[0] };
+        tokens[0].phase = Phase::Prefill;
+        record.completion.tokens = tokens;
+    });
+}
+
+#[test]
+fn one_block_id_that_parts_good_from_bad_is_named() {
+    for (good, bad, expected) in [
+        (0..3, 3..6, vec![FindingKind::AddressWrap]),
+        (0..2, 2..6, vec![FindingKind::Unexplained]),
+        (0..4, 4..6, vec![FindingKind::Unexplained]),
+    ] {
+        let records: Vec<Rollout> =
+            good.clone().map(clean).chain(bad.clone().map(broken)).collect();
+        let findings = judge(&records, 0.0, &[]);
+        assert_eq!(kinds(&findings), expected, "{good:?} {bad:?}");
+        if expected == [FindingKind::AddressWrap] {
+            assert_eq!(findings[0].blocks, [BlockId::new(4)]);
+            assert_eq!(findings[0].requests_total, 3);
+            assert!(findings[0].message.contains("some id in 4..=4"), "{}", findings[0].message);
+        }
+    }
+    // One exception on either side, and nothing is claimed.
+    let mut records: Vec<Rollout> = (0..4).map(clean).chain((4..8).map(broken)).collect();
+    records.push(clean(8));
+    assert_eq!(kinds(&judge(&records, 0.0, &[])), [FindingKind::Unexplained]);
+    records[8] = broken(8);
+    records[0] = broken(0);
+    assert_eq!(kinds(&judge(&records, 0.0, &[])), [FindingKind::Unexplained]);
+}
+
+#[test]
+fn explained_requests_leave_the_rest_unexplained() {
+    let findings = judge(&[with_stale_first_chunk(0), broken(1), clean(2)], 0.0, &[]);
+    assert_eq!(kinds(&findings), [FindingKind::StaleState, FindingKind::Unexplained]);
+    let requests: Vec<_> = findings.iter().map(|finding| finding.requests.clone()).collect();
+    assert_eq!(requests, [[RequestId::new(1, 0, 0)], [RequestId::new(1, 0, 1)]]);
+}
+
+#[test]
+fn long_lists_are_cut_and_counted() {
+    let records: Vec<Rollout> = (0..100).map(broken).collect();
+    let findings = judge(&records, 0.0, &[]);
+    assert_eq!(kinds(&findings), [FindingKind::Unexplained]);
+    assert_eq!(findings[0].requests.len(), Finding::LISTED_MAX);
+    assert_eq!(findings[0].requests_total, 100);
+    let text = serde_json::to_string(&findings).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Finding>>(&text).unwrap(), findings);
+}
+
+#[test]
+fn rules_speak_only_of_legs_that_can_show_them() {
+    let mut record = with_stale_first_chunk(0);
+    record.completion.engine_fingerprint = 1;
+    record.reference = Some(vec![Some(LogProb::new(-1.0)); 4]);
+    let records = [record];
+    let pairs = pair(&records, Legs::TrainerReference).unwrap();
+    let step = Step::new(1);
+    let evidence = Evidence { step, rollouts: &records, pairs: &pairs, floor: 0.0, tensors: &[] };
+    assert_eq!(kinds(&verdict(&evidence)), [FindingKind::Unexplained]);
+}
