@@ -1,7 +1,29 @@
 //! The embedded engine: a faithful small vLLM V1.
+//!
+//! The host side is pure: [`Scheduler`] turns limits and queues into a [`Plan`], [`PersistentBatch`] turns the plan into
+//! the rows of one forward pass, [`BlockPool`] and [`Layout`] say which page of which buffer a row reads and writes.
 
+mod batch;
 mod completion;
+mod error;
+mod layout;
+mod plan;
+mod pool;
+mod request;
+mod scheduler;
+pub mod split;
+#[cfg(test)]
+mod testing;
 
+pub use batch::{PersistentBatch, Row, StepBatch};
 pub use completion::{
     Completion, FinishReason, GenerationRequest, Phase, SampledToken, StateBlock,
 };
+pub use error::EngineError;
+pub use layout::{
+    BlockMemory, CacheKind, CacheSpec, Group, LayerCache, LayerLocation, Layout, StatePage,
+};
+pub use plan::{Admission, Plan, Scheduled};
+pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
+pub use request::{Finished, Request};
+pub use scheduler::{Limits, Scheduler, SchedulerSnapshot, Statistics};

@@ -1,0 +1,220 @@
+//! From a plan to the rows of one forward pass: the one place where ids become device integers.
+//!
+//! Rows persist from step to step, as in vLLM (`v1/worker/gpu_input_batch.py`): who leaves makes a hole, who joins
+//! fills the lowest one, then the last row moves into the lowest hole left, then the rows are reordered. So the place
+//! of a row depends on the batch's history, and with it, under some policies, the kernel that it runs through.
+
+use std::collections::HashMap;
+
+use super::split::{num_decodes, reorder, RowShape};
+use super::{Admission, Phase, Plan, Request, SampledToken, Scheduled, Scheduler};
+use crate::base::{EngineStep, GroupId, LogProb, RequestId, TokenId};
+use crate::config::BatchSplit;
+
+/// The batch order, kept between steps.
+#[derive(Clone, Debug)]
+pub struct PersistentBatch {
+    policy: BatchSplit,
+    force_prefill: bool,
+    rows: Vec<RequestId>,
+}
+
+/// One forward pass. Ragged tables are flat, row after row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepBatch {
+    pub engine_step: EngineStep,
+    /// The first `num_decodes` run through the decode kernels, the rest through the prefill kernels.
+    pub rows: Vec<Row>,
+    pub num_decodes: usize,
+    /// [num_tokens] token ids.
+    pub tokens: Vec<u32>,
+    /// [rows + 1] where each row's tokens begin in `tokens`.
+    pub token_starts: Vec<u32>,
+    /// [num_blocks] the block tables of row 0's groups in group order, then row 1's, …
+    blocks: Vec<u32>,
+    /// [rows · groups + 1] where each table begins in `blocks`.
+    block_starts: Vec<u32>,
+    num_groups: usize,
+}
+
+/// One row of the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub request: RequestId,
+    /// The request's place in `Plan::scheduled`, by which `Scheduler::update` expects its token.
+    pub plan_index: usize,
+    pub phase: Phase,
+    /// Tokens computed before this step: the position of the row's first token.
+    pub computed_tokens: u32,
+    pub scheduled_tokens: u32,
+    /// Whether a token is sampled after the row's last one.
+    pub samples: bool,
+}
+
+impl Row {
+    /// Whether a prefill row starts from its block's state, or from zero. A decode row has no such choice: its kernel
+    /// reads the block whatever it holds.
+    #[must_use]
+    pub fn has_initial_state(&self) -> bool {
+        self.computed_tokens > 0
+    }
+}
+
+impl PersistentBatch {
+    /// With `force_prefill` every row is a prefill, also those of one token.
+    #[must_use]
+    pub fn new(policy: BatchSplit, force_prefill: bool) -> Self {
+        Self { policy, force_prefill, rows: Vec::new() }
+    }
+
+    /// Every step's plan comes here once, in order; `scheduler` is the one that made it, with the plan in flight.
+    #[must_use]
+    pub fn build(&mut self, plan: &Plan, scheduler: &Scheduler) -> StepBatch {
+        let placed = place(&self.rows, &plan.scheduled);
+        let shape = |&index: &usize| {
+            let Scheduled { scheduled_tokens, computed_tokens, .. } = plan.scheduled[index];
+            let prompt = scheduler.request(&plan.scheduled[index]).prompt_len();
+            RowShape { scheduled: scheduled_tokens, computed: computed_tokens, prompt }
+        };
+        let shapes: Vec<RowShape> = placed.iter().map(shape).collect();
+        let (order, num_decodes) = self.classify(&shapes);
+        let mut batch = StepBatch::empty(plan.engine_step, scheduler.layout().groups.len());
+        batch.num_decodes = num_decodes;
+        for place in order {
+            let scheduled = &plan.scheduled[placed[place]];
+            batch.push(placed[place], scheduled, scheduler.request(scheduled));
+        }
+        self.rows.clear();
+        self.rows.extend(batch.rows.iter().map(|row| row.request));
+        assert_eq!(batch.tokens.len(), plan.num_tokens() as usize, "every planned token has a row");
+        batch
+    }
+
+    /// The order of the rows, and how many of them are decodes.
+    fn classify(&self, shapes: &[RowShape]) -> (Vec<usize>, usize) {
+        if self.force_prefill {
+            return ((0..shapes.len()).collect(), 0);
+        }
+        let order = reorder(shapes, self.policy);
+        let query_lens: Vec<u32> = order.iter().map(|&row| shapes[row].scheduled).collect();
+        let flags: Vec<bool> = order.iter().map(|&row| shapes[row].is_prefilling()).collect();
+        let flags = (self.policy == BatchSplit::IsPrefilling).then_some(flags.as_slice());
+        (order, num_decodes(&query_lens, flags))
+    }
+}
+
+impl StepBatch {
+    /// The row's token ids in this step.
+    #[must_use]
+    pub fn tokens(&self, row: usize) -> &[u32] {
+        &self.tokens[self.token_starts[row] as usize..self.token_starts[row + 1] as usize]
+    }
+
+    /// The row's block table in a group: one block of a Mamba group, one every `block_tokens` positions of an
+    /// attention group.
+    #[must_use]
+    pub fn blocks(&self, row: usize, group: GroupId) -> &[u32] {
+        assert!(group.index() < self.num_groups, "group {group} of {}", self.num_groups);
+        let table = row * self.num_groups + group.index();
+        &self.blocks[self.block_starts[table] as usize..self.block_starts[table + 1] as usize]
+    }
+
+    /// The record of a token that was sampled after a row.
+    #[must_use]
+    pub fn sampled(&self, row: usize, token: TokenId, logp: LogProb) -> SampledToken {
+        let Row { phase, computed_tokens, scheduled_tokens, request, samples, .. } = self.rows[row];
+        assert!(samples, "{request} samples nothing in engine step {}", self.engine_step);
+        SampledToken {
+            token,
+            logp,
+            engine_step: self.engine_step,
+            phase,
+            scheduled_tokens,
+            computed_tokens,
+            batch_row: row as u32,
+            batch_rows: self.rows.len() as u32,
+        }
+    }
+
+    fn empty(engine_step: EngineStep, num_groups: usize) -> Self {
+        Self {
+            engine_step,
+            rows: Vec::new(),
+            num_decodes: 0,
+            tokens: Vec::new(),
+            token_starts: vec![0],
+            blocks: Vec::new(),
+            block_starts: vec![0],
+            num_groups,
+        }
+    }
+
+    fn push(&mut self, plan_index: usize, scheduled: &Scheduled, request: &Request) {
+        let &Scheduled { computed_tokens, scheduled_tokens, samples, .. } = scheduled;
+        let is_decode = self.rows.len() < self.num_decodes;
+        let phase = if is_decode { Phase::Decode } else { Phase::Prefill };
+        let request_id = request.id();
+        self.rows.push(Row {
+            request: request_id,
+            plan_index,
+            phase,
+            computed_tokens,
+            scheduled_tokens,
+            samples,
+        });
+        let end = computed_tokens + scheduled_tokens;
+        assert_eq!(end, request.computed_tokens(), "{request_id} advanced when it was planned");
+        self.tokens.extend((computed_tokens..end).map(|position| request.token(position).get()));
+        self.token_starts.push(self.tokens.len() as u32);
+        for state in request.state_blocks() {
+            self.blocks.push(state.block.get());
+            self.block_starts.push(self.blocks.len() as u32);
+        }
+        for table in request.attn_blocks() {
+            self.blocks.extend(table.iter().map(|block| block.get()));
+            self.block_starts.push(self.blocks.len() as u32);
+        }
+        let tables = self.rows.len() * self.num_groups;
+        assert_eq!(self.block_starts.len(), tables + 1, "{request_id} has a table in every group");
+    }
+}
+
+/// The plan index of every row after leaving, joining and condensing; before reordering.
+fn place(previous: &[RequestId], scheduled: &[Scheduled]) -> Vec<usize> {
+    let entries = || scheduled.iter().enumerate();
+    let running = |entry: &Scheduled| entry.admission == Admission::Running;
+    // Who is in the plan and was in the batch stays. A request that was passed over for a step has left and joins again.
+    let mut absent: HashMap<RequestId, usize> = entries()
+        .filter(|(_, entry)| running(entry))
+        .map(|(index, entry)| (entry.request, index))
+        .collect();
+    let mut rows: Vec<Option<usize>> = previous.iter().map(|id| absent.remove(id)).collect();
+
+    let joining = |admission: Admission| {
+        entries().filter(move |(_, entry)| entry.admission == admission).map(|(index, _)| index)
+    };
+    let back = joining(Admission::Running).filter(|&i| absent.contains_key(&scheduled[i].request));
+    let mut lowest_hole = 0;
+    for index in joining(Admission::New).chain(back).chain(joining(Admission::Resumed)) {
+        while rows.get(lowest_hole).is_some_and(Option::is_some) {
+            lowest_hole += 1;
+        }
+        match rows.get_mut(lowest_hole) {
+            Some(hole) => *hole = Some(index),
+            None => rows.push(Some(index)),
+        }
+    }
+    while let Some(holes_before) = rows[lowest_hole..].iter().position(Option::is_none) {
+        lowest_hole += holes_before;
+        let last = rows.pop().flatten();
+        if let Some(hole) = rows.get_mut(lowest_hole) {
+            *hole = last;
+        }
+    }
+    let rows: Vec<usize> = rows.into_iter().flatten().collect();
+    assert_eq!(rows.len(), scheduled.len(), "one row a scheduled request");
+    rows
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! From a model's layers to groups, pages and blocks, by vLLM's rules (`v1/core/kv_cache_utils.py`).
+//!
+//! All layers draw from one pool of equal pages. Layers of a kind are dealt into groups; a block belongs to one group
+//! at a time, and page `b` of raw buffer `k` then holds the cache of that group's `k`-th layer. So the bytes of a block
+//! that comes back may be of the other kind. Lengths are in bytes unless a name says otherwise.
+
+use super::EngineError;
+use crate::base::{BlockId, GroupId, LayerId};
+use crate::config::Dtype;
+use crate::ops::slot::state_offset;
+
+/// Attention blocks hold a multiple of this many tokens.
+const TOKENS_STEP: u64 = 16;
+
+/// What the layers of a model cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheSpec {
+    /// In model order.
+    pub layers: Vec<LayerCache>,
+    pub max_model_len: u32,
+}
+
+/// What one layer caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerCache {
+    /// One page a request: the convolution's last inputs, then the scan's state.
+    Mamba {
+        /// (d_conv - 1) · d_inner elements of the model's dtype.
+        conv_bytes: u64,
+        /// d_inner · d_state elements.
+        ssm_elements: u64,
+        ssm_dtype: Dtype,
+    },
+    /// K and V of every token.
+    Attention { kv_heads: u64, head_dim: u64, dtype: Dtype },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheKind {
+    Mamba,
+    Attention,
+}
+
+/// Layers that share a block table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    pub kind: CacheKind,
+    /// The `k`-th one lives in raw buffer `k`.
+    pub layers: Vec<LayerId>,
+}
+
+/// Where a layer's pages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerLocation {
+    pub group: GroupId,
+    /// Which of the raw buffers.
+    pub buffer: usize,
+}
+
+/// How a page holds recurrent state. The convolution's part begins at byte 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatePage {
+    pub ssm_offset: u64,
+    pub ssm_dtype: Dtype,
+    /// From one block's state to the next, in elements of `ssm_dtype`: the padded page.
+    pub stride_elements: u64,
+}
+
+/// The plan of the cache: plain data, computed once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Mamba groups first: in this order blocks are taken and given back.
+    pub groups: Vec<Group>,
+    /// By layer id.
+    pub layers: Vec<LayerLocation>,
+    pub num_mamba_groups: usize,
+    /// Raw buffers, each of `num_blocks` pages.
+    pub num_buffers: usize,
+    pub page_bytes: u64,
+    /// Tokens of one attention block; `None` without attention.
+    pub block_tokens: Option<u32>,
+    /// `None` without Mamba layers.
+    pub state: Option<StatePage>,
+    pub max_model_len: u32,
+}
+
+/// From what the number of blocks is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockMemory {
+    pub device_memory: u64,
+    pub gpu_memory_utilization: f64,
+    pub weight_bytes: u64,
+    /// Replaces what the memory would give, up or down.
+    pub num_gpu_blocks_override: Option<u32>,
+}
+
+impl Layout {
+    /// # Errors
+    /// A model without caches, layers of one kind that differ in size, or a state that its page cannot align.
+    pub fn new(spec: &CacheSpec) -> Result<Self, EngineError> {
+        let mamba = the_one_size(spec, CacheKind::Mamba)?;
+        let attention = the_one_size(spec, CacheKind::Attention)?;
+        let (page_bytes, block_tokens) = match (mamba, attention) {
+            (None, None) => return Err(EngineError::NoLayers),
+            (Some(mamba), None) => (mamba.unpadded_bytes(), None),
+            (None, Some(token)) => (TOKENS_STEP * token.unpadded_bytes(), Some(TOKENS_STEP as u32)),
+            (Some(mamba), Some(token)) => {
+                let step_bytes = TOKENS_STEP * token.unpadded_bytes();
+                let steps = mamba.unpadded_bytes().div_ceil(step_bytes);
+                (steps * step_bytes, Some((steps * TOKENS_STEP) as u32))
+            }
+        };
+        let state = mamba.map(|mamba| state_page(mamba, page_bytes)).transpose()?;
+        let (groups, num_buffers) = deal_into_groups(&spec.layers);
+        Ok(Self {
+            layers: locations(&groups, spec.layers.len()),
+            num_mamba_groups: groups.iter().filter(|group| group.kind == CacheKind::Mamba).count(),
+            groups,
+            num_buffers,
+            page_bytes,
+            block_tokens,
+            state,
+            max_model_len: spec.max_model_len,
+        })
+    }
+
+    /// Blocks of one attention group that hold `tokens` tokens.
+    #[must_use]
+    pub fn attention_blocks(&self, tokens: u32) -> u32 {
+        self.block_tokens.map_or(0, |per_block| tokens.div_ceil(per_block))
+    }
+
+    /// Blocks that a request holds once `tokens` tokens are computed: one a Mamba group for its whole life, and each
+    /// attention group's share.
+    #[must_use]
+    pub fn blocks_for(&self, tokens: u32) -> u64 {
+        let attention_groups = (self.groups.len() - self.num_mamba_groups) as u64;
+        self.num_mamba_groups as u64 + attention_groups * u64::from(self.attention_blocks(tokens))
+    }
+
+    /// The first block whose state lies past the reach of a `bits`-bit index: slot · stride ≥ 2^bits. `None` without
+    /// recurrent state, or where no block id is that high.
+    #[must_use]
+    pub fn first_wrapped_block(&self, bits: u32) -> Option<BlockId> {
+        let stride = self.state?.stride_elements;
+        let first = u32::try_from((1_u128 << bits).div_ceil(u128::from(stride))).ok()?;
+        let reaches = |slot: u32| state_offset(slot, stride, bits) == u64::from(slot) * stride;
+        assert!(
+            reaches(first - 1) && !reaches(first),
+            "block {first} is not where {bits} bits end"
+        );
+        Some(BlockId::new(first))
+    }
+
+    /// Bytes that one block takes over all raw buffers.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.page_bytes * self.num_buffers as u64
+    }
+
+    /// How many blocks the pool has, the null block included: the override, or what fits beside the weights.
+    ///
+    /// # Errors
+    /// Fewer blocks than one request of `max_model_len` tokens and the null block need.
+    pub fn num_blocks(&self, memory: &BlockMemory) -> Result<u32, EngineError> {
+        let max_model_len = self.max_model_len;
+        let needed = self.blocks_for(max_model_len) + 1;
+        if let Some(found) = memory.num_gpu_blocks_override {
+            let enough = u64::from(found) >= needed;
+            let error = EngineError::OverrideTooSmall { found, needed, max_model_len };
+            return if enough { Ok(found) } else { Err(error) };
+        }
+        let &BlockMemory {
+            device_memory, weight_bytes, gpu_memory_utilization: utilization, ..
+        } = memory;
+        let usable = (device_memory as f64 * utilization) as u64;
+        let found = usable.saturating_sub(weight_bytes) / self.block_bytes();
+        if found < needed {
+            let bytes_needed = weight_bytes + needed * self.block_bytes();
+            return Err(EngineError::MemoryTooSmall {
+                device_memory,
+                utilization,
+                weight_bytes,
+                found,
+                needed,
+                max_model_len,
+                device_memory_needed: (bytes_needed as f64 / utilization).ceil() as u64,
+            });
+        }
+        // Block ids are 32 bits wide; memory for more of them is left unused.
+        Ok(u32::try_from(found).unwrap_or(u32::MAX))
+    }
+}
+
+impl LayerCache {
+    fn kind(&self) -> CacheKind {
+        match self {
+            Self::Mamba { .. } => CacheKind::Mamba,
+            Self::Attention { .. } => CacheKind::Attention,
+        }
+    }
+
+    /// Of one request's state, or of one token's K and V.
+    fn unpadded_bytes(&self) -> u64 {
+        match *self {
+            Self::Mamba { conv_bytes, ssm_elements, ssm_dtype } => {
+                conv_bytes + ssm_elements * ssm_dtype.bytes()
+            }
+            Self::Attention { kv_heads, head_dim, dtype } => {
+                2 * kv_heads * head_dim * dtype.bytes()
+            }
+        }
+    }
+}
+
+fn of_kind(layers: &[LayerCache], kind: CacheKind) -> Vec<LayerId> {
+    let ids = (0..layers.len()).filter(|&layer| layers[layer].kind() == kind);
+    ids.map(|layer| LayerId::new(layer as u16)).collect()
+}
+
+/// What every layer of a kind caches, if there is one.
+fn the_one_size(spec: &CacheSpec, kind: CacheKind) -> Result<Option<LayerCache>, EngineError> {
+    let layers = of_kind(&spec.layers, kind);
+    let Some(&first) = layers.first() else { return Ok(None) };
+    let size = spec.layers[first.index()];
+    match layers.into_iter().find(|layer| spec.layers[layer.index()] != size) {
+        Some(other) => Err(EngineError::UnequalPages { first, other }),
+        None => Ok(Some(size)),
+    }
+}
+
+fn state_page(mamba: LayerCache, page_bytes: u64) -> Result<StatePage, EngineError> {
+    let LayerCache::Mamba { conv_bytes: ssm_offset, ssm_dtype, .. } = mamba else {
+        unreachable!("only Mamba layers have a state")
+    };
+    let element_bytes = ssm_dtype.bytes();
+    if ssm_offset % element_bytes != 0 || page_bytes % element_bytes != 0 {
+        return Err(EngineError::StateNotAligned { ssm_offset, page_bytes, element_bytes });
+    }
+    Ok(StatePage { ssm_offset, ssm_dtype, stride_elements: page_bytes / element_bytes })
+}
+
+/// The groups, and how many layers the largest may have. A kind of L layers makes n = ceil(L / size) groups, of which
+/// group i has layers i, i + n, i + 2n, …; the size is the smaller of the two counts, or the larger if they are close.
+fn deal_into_groups(layers: &[LayerCache]) -> (Vec<Group>, usize) {
+    let kinds = [CacheKind::Mamba, CacheKind::Attention].map(|kind| (kind, of_kind(layers, kind)));
+    let counts = || kinds.iter().map(|(_, ids)| ids.len()).filter(|&count| count > 0);
+    let (min, max) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
+    let size = if 4 * max < 5 * min { max } else { min };
+    let mut groups = Vec::new();
+    for (kind, ids) in kinds {
+        let num_groups = ids.len().div_ceil(size);
+        groups.extend((0..num_groups).map(|first| {
+            let layers = ids.iter().copied().skip(first).step_by(num_groups).collect();
+            Group { kind, layers }
+        }));
+    }
+    (groups, size)
+}
+
+fn locations(groups: &[Group], num_layers: usize) -> Vec<LayerLocation> {
+    let mut locations = vec![None; num_layers];
+    for (group, members) in groups.iter().enumerate() {
+        for (buffer, layer) in members.layers.iter().enumerate() {
+            let location = LayerLocation { group: GroupId::new(group as u16), buffer };
+            let earlier = locations[layer.index()].replace(location);
+            assert_eq!(earlier, None, "layer {layer} is in two groups");
+        }
+    }
+    locations.into_iter().map(|found| found.expect("every layer is in a group")).collect()
+}
+
+#[cfg(test)]
+mod tests;

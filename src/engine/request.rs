@@ -1,0 +1,168 @@
+//! A request inside the engine: its tokens, how far they are computed, and the blocks it holds.
+
+use super::{
+    BlockPool, Completion, FinishReason, GenerationRequest, Layout, SampledToken, StateBlock,
+};
+use crate::base::{BlockId, Contract, RequestId, TokenId, WeightVersion};
+
+/// One request of the scheduler, waiting or running.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    asked: GenerationRequest,
+    sampled: Vec<SampledToken>,
+    /// Tokens of prompt and completion whose caches are computed, the scheduled ones included.
+    computed: u32,
+    /// One a Mamba group, in group order; held from the first chunk to the end of this life.
+    state_blocks: Vec<StateBlock>,
+    /// By attention group; each in the order of the tokens it holds.
+    attn_blocks: Vec<Vec<BlockId>>,
+    preemptions: u32,
+}
+
+/// A request that has its last token. Its blocks are given back; their ids are kept for the record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    pub request: Request,
+    pub finish_reason: FinishReason,
+}
+
+impl Finished {
+    /// The record of the rollout; the arguments are what only the runner knows.
+    #[must_use]
+    pub fn into_completion(
+        self,
+        contract: Contract,
+        weight_version: WeightVersion,
+        engine_fingerprint: u64,
+    ) -> Completion {
+        let Request { asked, sampled, state_blocks, attn_blocks, preemptions, .. } = self.request;
+        Completion {
+            id: asked.id,
+            prompt: asked.prompt,
+            tokens: sampled,
+            finish_reason: self.finish_reason,
+            contract,
+            weight_version,
+            engine_fingerprint,
+            state_blocks,
+            attn_blocks: attn_blocks.concat(),
+            preemptions,
+            cached_tokens: 0,
+        }
+    }
+}
+
+impl Request {
+    pub(super) fn new(asked: GenerationRequest) -> Self {
+        Self {
+            asked,
+            sampled: Vec::new(),
+            computed: 0,
+            state_blocks: Vec::new(),
+            attn_blocks: Vec::new(),
+            preemptions: 0,
+        }
+    }
+
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.asked.id
+    }
+
+    #[must_use]
+    pub fn prompt_len(&self) -> u32 {
+        self.asked.prompt.len() as u32
+    }
+
+    /// Prompt and completion so far.
+    #[must_use]
+    pub fn num_tokens(&self) -> u32 {
+        self.prompt_len() + self.sampled.len() as u32
+    }
+
+    #[must_use]
+    pub fn computed_tokens(&self) -> u32 {
+        self.computed
+    }
+
+    #[must_use]
+    pub fn preemptions(&self) -> u32 {
+        self.preemptions
+    }
+
+    #[must_use]
+    pub fn sampled(&self) -> &[SampledToken] {
+        &self.sampled
+    }
+
+    #[must_use]
+    pub fn state_blocks(&self) -> &[StateBlock] {
+        &self.state_blocks
+    }
+
+    /// By attention group; each in the order of the tokens it holds.
+    #[must_use]
+    pub fn attn_blocks(&self) -> &[Vec<BlockId>] {
+        &self.attn_blocks
+    }
+
+    /// Of prompt or completion, counted from 0 over both.
+    #[must_use]
+    pub fn token(&self, position: u32) -> TokenId {
+        match position.checked_sub(self.prompt_len()) {
+            None => self.asked.prompt[position as usize],
+            Some(sampled) => self.sampled[sampled as usize].token,
+        }
+    }
+
+    /// Takes every block that `tokens` more computed tokens need, over all groups in group order, or none of them.
+    pub(super) fn advance(&mut self, tokens: u32, layout: &Layout, pool: &mut BlockPool) -> bool {
+        let is_new_life = self.attn_blocks.is_empty() && self.state_blocks.is_empty();
+        let state = if is_new_life { layout.num_mamba_groups } else { 0 };
+        let groups = layout.groups.len() - layout.num_mamba_groups;
+        let held = self.attn_blocks.first().map_or(0, Vec::len);
+        let each = layout.attention_blocks(self.computed + tokens) as usize - held;
+        if state + groups * each > 0 {
+            let Some(taken) = pool.take(state + groups * each, self.id()) else { return false };
+            self.state_blocks.extend_from_slice(&taken[..state]);
+            self.attn_blocks.resize(groups, Vec::new());
+            for (blocks, taken) in
+                self.attn_blocks.iter_mut().zip(taken[state..].chunks(each.max(1)))
+            {
+                blocks.extend(taken.iter().map(|taken| taken.block));
+            }
+        }
+        self.computed += tokens;
+        true
+    }
+
+    /// In group order, each group's list from its end. The ids stay here for the record.
+    pub(super) fn release_blocks(&self, pool: &mut BlockPool) {
+        pool.release(self.state_blocks.iter().map(|state| state.block), self.id());
+        for group in &self.attn_blocks {
+            pool.release(group.iter().rev().copied(), self.id());
+        }
+    }
+
+    /// Loses all computed tokens, to compute them again from position 0.
+    pub(super) fn preempt(&mut self, pool: &mut BlockPool) {
+        self.release_blocks(pool);
+        self.state_blocks.clear();
+        self.attn_blocks.clear();
+        self.computed = 0;
+        self.preemptions += 1;
+    }
+
+    /// Appends a token and says whether it was the last.
+    pub(super) fn push(&mut self, token: SampledToken, max_model_len: u32) -> Option<FinishReason> {
+        self.sampled.push(token);
+        let full = self.num_tokens() >= max_model_len;
+        if !self.asked.ignore_eos && self.asked.eos_token_ids.contains(&token.token) {
+            Some(FinishReason::Stop)
+        } else if full || self.sampled.len() >= self.asked.max_new_tokens as usize {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+}
