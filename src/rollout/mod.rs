@@ -1,5 +1,6 @@
 //! Records, tasks and rewards.
 
+mod advantage;
 mod arithmetic;
 mod command;
 mod decimal;
@@ -10,6 +11,7 @@ mod reward;
 mod task;
 mod text;
 
+pub use advantage::advantages;
 pub use error::{CommandFailure, LineProblem, RolloutError};
 pub use record::{LegLogProbs, Rollout};
 pub use task::{Attempt, Draw, Problem, Task};
