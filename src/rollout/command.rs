@@ -325,8 +325,8 @@ mod tests {
         let graded = Graded { prompt: "", completion: String::new(), answer: "" };
         let error = RewardCommand::new(&argv, 1.0).unwrap().score(&[graded]).unwrap_err();
         let expected = "reward command \"/no/such/judge\": cannot be started: No such file or \
-                        directory (os error 2); the first of argv must be a program on PATH or a \
-                        path";
+                        directory (os error 2); the first of task.reward_command must be a \
+                        program on PATH or a path";
         assert_eq!(error.to_string(), expected);
     }
 
@@ -374,12 +374,12 @@ mod tests {
             let argv: Vec<String> = argv.iter().map(|&part| part.to_owned()).collect();
             RewardCommand::new(&argv, timeout_s).unwrap_err().to_string()
         };
-        let none = "task.reward command has no program; argv = [\"program\", \"argument\", ...]";
+        let none = "task.reward_command names no program; write [\"program\", \"argument\", ...]";
         assert_eq!(command(&[], 1.0), none);
         assert_eq!(command(&[""], 1.0), none);
         for (timeout_s, shown) in [(0.0, "0"), (-1.0, "-1"), (f64::NAN, "NaN")] {
             let text =
-                format!("task.reward timeout_s = {shown} must be a positive number of seconds");
+                format!("task.reward_timeout_s = {shown} must be a positive number of seconds");
             assert_eq!(command(&["sh"], timeout_s), text);
         }
     }

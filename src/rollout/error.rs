@@ -54,11 +54,11 @@ pub enum RolloutError {
     #[error("{path}, line {line}: {problem}")]
     TaskLine { path: PathBuf, line: u64, problem: LineProblem },
 
-    #[error("task.reward regex {pattern:?} is not a regular expression: {source}")]
+    #[error("task.reward_pattern {pattern:?} is not a regular expression: {source}")]
     Pattern { pattern: String, source: regex::Error },
-    #[error("task.reward command has no program; argv = [\"program\", \"argument\", ...]")]
+    #[error("task.reward_command names no program; write [\"program\", \"argument\", ...]")]
     NoProgram,
-    #[error("task.reward timeout_s = {timeout_s} must be a positive number of seconds")]
+    #[error("task.reward_timeout_s = {timeout_s} must be a positive number of seconds")]
     Timeout { timeout_s: f64 },
     #[error("reward command {program:?}: {failure}")]
     Command { program: String, failure: CommandFailure },
@@ -88,15 +88,18 @@ pub enum LineProblem {
 /// How a reward command failed. Standard error is quoted from its end.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandFailure {
-    #[error("cannot be started: {0}; the first of argv must be a program on PATH or a path")]
+    #[error(
+        "cannot be started: {0}; the first of task.reward_command must be a program on PATH or a \
+         path"
+    )]
     Start(io::Error),
     #[error("its pipes failed: {0}")]
     Pipe(io::Error),
     #[error("{status}{}", quoted(.stderr))]
     Exit { status: ExitStatus, stderr: String },
     #[error(
-        "not done after {timeout_s} s with {completions} completions, killed; raise timeout_s or \
-         lower the work{}", quoted(.stderr)
+        "not done after {timeout_s} s with {completions} completions, killed; raise \
+         task.reward_timeout_s or lower the work{}", quoted(.stderr)
     )]
     TimedOut { timeout_s: f64, completions: usize, stderr: String },
     #[error(

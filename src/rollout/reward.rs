@@ -163,7 +163,7 @@ mod tests {
         }
         let error = Reward::new(&config("(")).unwrap_err().to_string();
         assert!(
-            error.starts_with("task.reward regex \"(\" is not a regular expression: "),
+            error.starts_with("task.reward_pattern \"(\" is not a regular expression: "),
             "{error}"
         );
     }
