@@ -1,5 +1,18 @@
 //! Records, tasks and rewards.
 
+mod advantage;
+mod arithmetic;
+mod command;
+mod decimal;
+mod error;
+mod jsonl;
 mod record;
+mod reward;
+mod task;
+mod text;
 
+pub use advantage::advantages;
+pub use error::{CommandFailure, LineProblem, RolloutError};
 pub use record::{LegLogProbs, Rollout};
+pub use task::{Attempt, Draw, Problem, Task};
+pub use text::{Codec, SpecialTokens};
