@@ -1,14 +1,15 @@
 //! From a plan to the rows of one forward pass: the one place where ids become device integers.
 //!
-//! Rows persist from step to step, as in vLLM (`v1/worker/gpu_input_batch.py`): who leaves makes a hole, who joins
-//! fills the lowest one, then the last row moves into the lowest hole left, then the rows are reordered. So the place
-//! of a row depends on the batch's history, and with it, under some policies, the kernel that it runs through.
+//! Rows persist from step to step, as in vLLM (`v1/worker/gpu_input_batch.py`): who leaves makes a
+//! hole, who joins fills the lowest one, then the last row moves into the lowest hole left, then
+//! the rows are reordered. So the place of a row depends on the batch's history, and with it, under
+//! some policies, the kernel that it runs through.
 
 use std::collections::HashMap;
 
 use super::split::{num_decodes, reorder, RowShape};
 use super::{Admission, Phase, Plan, Request, SampledToken, Scheduled, Scheduler};
-use crate::base::{EngineStep, GroupId, LogProb, RequestId, TokenId};
+use crate::base::{BlockId, EngineStep, GroupId, LogProb, RequestId, TokenId};
 use crate::config::BatchSplit;
 
 /// The batch order, kept between steps.
@@ -23,15 +24,16 @@ pub struct PersistentBatch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepBatch {
     pub engine_step: EngineStep,
-    /// The first `num_decodes` run through the decode kernels, the rest through the prefill kernels.
+    /// The first `num_decodes` run through the decode kernels, the rest through the prefill
+    /// kernels.
     pub rows: Vec<Row>,
     pub num_decodes: usize,
-    /// [num_tokens] token ids.
-    pub tokens: Vec<u32>,
+    /// [num_tokens]
+    pub tokens: Vec<TokenId>,
     /// [rows + 1] where each row's tokens begin in `tokens`.
     pub token_starts: Vec<u32>,
-    /// [num_blocks] the block tables of row 0's groups in group order, then row 1's, …
-    blocks: Vec<u32>,
+    /// The block tables of row 0's groups in group order, then row 1's, …
+    blocks: Vec<BlockId>,
     /// [rows · groups + 1] where each table begins in `blocks`.
     block_starts: Vec<u32>,
     num_groups: usize,
@@ -52,8 +54,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether a prefill row starts from its block's state, or from zero. A decode row has no such choice: its kernel
-    /// reads the block whatever it holds.
+    /// Whether a prefill row starts from its block's state, or from zero. A decode row has no such
+    /// choice: its kernel reads the block whatever it holds.
     #[must_use]
     pub fn has_initial_state(&self) -> bool {
         self.computed_tokens > 0
@@ -67,7 +69,8 @@ impl PersistentBatch {
         Self { policy, force_prefill, rows: Vec::new() }
     }
 
-    /// Every step's plan comes here once, in order; `scheduler` is the one that made it, with the plan in flight.
+    /// Every step's plan comes here once, in order; `scheduler` is the one that made it, with the
+    /// plan in flight.
     #[must_use]
     pub fn build(&mut self, plan: &Plan, scheduler: &Scheduler) -> StepBatch {
         let placed = place(&self.rows, &plan.scheduled);
@@ -106,14 +109,14 @@ impl PersistentBatch {
 impl StepBatch {
     /// The row's token ids in this step.
     #[must_use]
-    pub fn tokens(&self, row: usize) -> &[u32] {
+    pub fn tokens(&self, row: usize) -> &[TokenId] {
         &self.tokens[self.token_starts[row] as usize..self.token_starts[row + 1] as usize]
     }
 
-    /// The row's block table in a group: one block of a Mamba group, one every `block_tokens` positions of an
-    /// attention group.
+    /// The row's block table in a group: one block of a Mamba group, one every `block_tokens`
+    /// positions of an attention group.
     #[must_use]
-    pub fn blocks(&self, row: usize, group: GroupId) -> &[u32] {
+    pub fn blocks(&self, row: usize, group: GroupId) -> &[BlockId] {
         assert!(group.index() < self.num_groups, "group {group} of {}", self.num_groups);
         let table = row * self.num_groups + group.index();
         &self.blocks[self.block_starts[table] as usize..self.block_starts[table + 1] as usize]
@@ -164,14 +167,14 @@ impl StepBatch {
         });
         let end = computed_tokens + scheduled_tokens;
         assert_eq!(end, request.computed_tokens(), "{request_id} advanced when it was planned");
-        self.tokens.extend((computed_tokens..end).map(|position| request.token(position).get()));
+        self.tokens.extend((computed_tokens..end).map(|position| request.token(position)));
         self.token_starts.push(self.tokens.len() as u32);
         for state in request.state_blocks() {
-            self.blocks.push(state.block.get());
+            self.blocks.push(state.block);
             self.block_starts.push(self.blocks.len() as u32);
         }
         for table in request.attn_blocks() {
-            self.blocks.extend(table.iter().map(|block| block.get()));
+            self.blocks.extend_from_slice(table);
             self.block_starts.push(self.blocks.len() as u32);
         }
         let tables = self.rows.len() * self.num_groups;
@@ -183,7 +186,8 @@ impl StepBatch {
 fn place(previous: &[RequestId], scheduled: &[Scheduled]) -> Vec<usize> {
     let entries = || scheduled.iter().enumerate();
     let running = |entry: &Scheduled| entry.admission == Admission::Running;
-    // Who is in the plan and was in the batch stays. A request that was passed over for a step has left and joins again.
+    // Who is in the plan and was in the batch stays. A request that was passed over for a step has
+    // left and joins again.
     let mut absent: HashMap<RequestId, usize> = entries()
         .filter(|(_, entry)| running(entry))
         .map(|(index, entry)| (entry.request, index))

@@ -1,12 +1,16 @@
-//! From a model's layers to groups, pages and blocks, by vLLM's rules (`v1/core/kv_cache_utils.py`).
+//! From a model's layers to groups, pages and blocks, by vLLM's rules
+//! (`v1/core/kv_cache_utils.py`).
 //!
-//! All layers draw from one pool of equal pages. Layers of a kind are dealt into groups; a block belongs to one group
-//! at a time, and page `b` of raw buffer `k` then holds the cache of that group's `k`-th layer. So the bytes of a block
-//! that comes back may be of the other kind. Lengths are in bytes unless a name says otherwise.
+//! All layers draw from one pool of equal pages. Layers of a kind are dealt into groups; a block
+//! belongs to one group at a time, and page `b` of raw buffer `k` then holds the cache of that
+//! group's `k`-th layer. So the bytes of a block that comes back may be of the other kind. Lengths
+//! are in bytes unless a name says otherwise.
 
 use super::EngineError;
 use crate::base::{BlockId, GroupId, LayerId};
 use crate::config::Dtype;
+use crate::model::{HfConfig, MixerKind};
+use crate::ops::pages::{KeyValueView, StateView};
 use crate::ops::slot::state_offset;
 
 /// Attention blocks hold a multiple of this many tokens.
@@ -25,9 +29,10 @@ pub struct CacheSpec {
 pub enum LayerCache {
     /// One page a request: the convolution's last inputs, then the scan's state.
     Mamba {
-        /// (d_conv - 1) · d_inner elements of the model's dtype.
-        conv_bytes: u64,
-        /// d_inner · d_state elements.
+        /// (d_conv - 1) · d_inner.
+        conv_elements: u64,
+        conv_dtype: Dtype,
+        /// d_inner · d_state.
         ssm_elements: u64,
         ssm_dtype: Dtype,
     },
@@ -49,21 +54,19 @@ pub struct Group {
     pub layers: Vec<LayerId>,
 }
 
-/// Where a layer's pages are.
+/// Where a layer's cache is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerLocation {
+pub struct LayerPlace {
+    /// Whose block table names the layer's pages.
     pub group: GroupId,
-    /// Which of the raw buffers.
-    pub buffer: usize,
+    pub view: CacheView,
 }
 
-/// How a page holds recurrent state. The convolution's part begins at byte 0.
+/// How a layer reads its pages, and of which raw buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StatePage {
-    pub ssm_offset: u64,
-    pub ssm_dtype: Dtype,
-    /// From one block's state to the next, in elements of `ssm_dtype`: the padded page.
-    pub stride_elements: u64,
+pub enum CacheView {
+    State(StateView),
+    KeyValue(KeyValueView),
 }
 
 /// The plan of the cache: plain data, computed once.
@@ -72,15 +75,16 @@ pub struct Layout {
     /// Mamba groups first: in this order blocks are taken and given back.
     pub groups: Vec<Group>,
     /// By layer id.
-    pub layers: Vec<LayerLocation>,
+    pub layers: Vec<LayerPlace>,
     pub num_mamba_groups: usize,
     /// Raw buffers, each of `num_blocks` pages.
     pub num_buffers: usize,
     pub page_bytes: u64,
     /// Tokens of one attention block; `None` without attention.
     pub block_tokens: Option<u32>,
-    /// `None` without Mamba layers.
-    pub state: Option<StatePage>,
+    /// From one block's scan state to the next, in elements: the padded page. `None` without
+    /// Mamba layers.
+    pub state_stride: Option<u64>,
     pub max_model_len: u32,
 }
 
@@ -94,9 +98,31 @@ pub struct BlockMemory {
     pub num_gpu_blocks_override: Option<u32>,
 }
 
+impl CacheSpec {
+    /// Of a model whose weights and activations are `dtype`.
+    #[must_use]
+    pub fn of_model(config: &HfConfig, dtype: Dtype, ssm_dtype: Dtype, max_model_len: u32) -> Self {
+        let layer = |kind| match kind {
+            MixerKind::Mamba => LayerCache::Mamba {
+                conv_elements: ((config.mamba_d_conv - 1) * config.d_inner()) as u64,
+                conv_dtype: dtype,
+                ssm_elements: (config.d_inner() * config.mamba_d_state) as u64,
+                ssm_dtype,
+            },
+            MixerKind::Attention => LayerCache::Attention {
+                kv_heads: config.num_key_value_heads as u64,
+                head_dim: config.head_dim() as u64,
+                dtype,
+            },
+        };
+        Self { layers: config.layers().into_iter().map(layer).collect(), max_model_len }
+    }
+}
+
 impl Layout {
     /// # Errors
-    /// A model without caches, layers of one kind that differ in size, or a state that its page cannot align.
+    /// A model without caches, layers of one kind that differ in size, or a state that its page
+    /// cannot align.
     pub fn new(spec: &CacheSpec) -> Result<Self, EngineError> {
         let mamba = the_one_size(spec, CacheKind::Mamba)?;
         let attention = the_one_size(spec, CacheKind::Attention)?;
@@ -110,16 +136,20 @@ impl Layout {
                 (steps * step_bytes, Some((steps * TOKENS_STEP) as u32))
             }
         };
-        let state = mamba.map(|mamba| state_page(mamba, page_bytes)).transpose()?;
+        check_alignment(mamba, page_bytes)?;
         let (groups, num_buffers) = deal_into_groups(&spec.layers);
+        let stride = |layer: LayerCache| match layer {
+            LayerCache::Mamba { ssm_dtype, .. } => Some(page_bytes / ssm_dtype.bytes()),
+            LayerCache::Attention { .. } => None,
+        };
         Ok(Self {
-            layers: locations(&groups, spec.layers.len()),
+            layers: places(&groups, spec, page_bytes, block_tokens),
             num_mamba_groups: groups.iter().filter(|group| group.kind == CacheKind::Mamba).count(),
             groups,
             num_buffers,
             page_bytes,
             block_tokens,
-            state,
+            state_stride: mamba.and_then(stride),
             max_model_len: spec.max_model_len,
         })
     }
@@ -130,26 +160,25 @@ impl Layout {
         self.block_tokens.map_or(0, |per_block| tokens.div_ceil(per_block))
     }
 
-    /// Blocks that a request holds once `tokens` tokens are computed: one a Mamba group for its whole life, and each
-    /// attention group's share.
+    /// Blocks that a request holds once `tokens` tokens are computed: one a Mamba group for its
+    /// whole life, and each attention group's share.
     #[must_use]
     pub fn blocks_for(&self, tokens: u32) -> u64 {
         let attention_groups = (self.groups.len() - self.num_mamba_groups) as u64;
         self.num_mamba_groups as u64 + attention_groups * u64::from(self.attention_blocks(tokens))
     }
 
-    /// The first block whose state lies past the reach of a `bits`-bit index: slot · stride ≥ 2^bits. `None` without
-    /// recurrent state, or where no block id is that high.
+    /// The first block whose state lies past the reach of a `bits`-bit index: slot · stride ≥
+    /// 2^bits. `None` without recurrent state, or where no block id is that high.
     #[must_use]
     pub fn first_wrapped_block(&self, bits: u32) -> Option<BlockId> {
-        let stride = self.state?.stride_elements;
-        let first = u32::try_from((1_u128 << bits).div_ceil(u128::from(stride))).ok()?;
-        let reaches = |slot: u32| state_offset(slot, stride, bits) == u64::from(slot) * stride;
-        assert!(
-            reaches(first - 1) && !reaches(first),
-            "block {first} is not where {bits} bits end"
-        );
-        Some(BlockId::new(first))
+        let stride = self.state_stride?;
+        let first = (1_u128 << bits).div_ceil(u128::from(stride));
+        let block = u32::try_from(first).ok()?;
+        let reaches = |slot: u64| state_offset(slot, stride, bits) == slot * stride;
+        let slot = u64::from(block);
+        assert!(reaches(slot - 1) && !reaches(slot), "block {block} is not where {bits} bits end");
+        Some(BlockId::new(block))
     }
 
     /// Bytes that one block takes over all raw buffers.
@@ -158,7 +187,8 @@ impl Layout {
         self.page_bytes * self.num_buffers as u64
     }
 
-    /// How many blocks the pool has, the null block included: the override, or what fits beside the weights.
+    /// How many blocks the pool has, the null block included: the override, or what fits beside the
+    /// weights.
     ///
     /// # Errors
     /// Fewer blocks than one request of `max_model_len` tokens and the null block need.
@@ -203,12 +233,32 @@ impl LayerCache {
     /// Of one request's state, or of one token's K and V.
     fn unpadded_bytes(&self) -> u64 {
         match *self {
-            Self::Mamba { conv_bytes, ssm_elements, ssm_dtype } => {
-                conv_bytes + ssm_elements * ssm_dtype.bytes()
+            Self::Mamba { conv_elements, conv_dtype, ssm_elements, ssm_dtype } => {
+                conv_elements * conv_dtype.bytes() + ssm_elements * ssm_dtype.bytes()
             }
             Self::Attention { kv_heads, head_dim, dtype } => {
                 2 * kv_heads * head_dim * dtype.bytes()
             }
+        }
+    }
+
+    fn view(&self, buffer: usize, page_bytes: u64, block_tokens: Option<u32>) -> CacheView {
+        match *self {
+            Self::Mamba { conv_elements, conv_dtype, ssm_dtype, .. } => {
+                CacheView::State(StateView {
+                    buffer,
+                    conv_dtype,
+                    ssm_offset: conv_elements * conv_dtype.bytes(),
+                    ssm_dtype,
+                    ssm_stride: page_bytes / ssm_dtype.bytes(),
+                })
+            }
+            Self::Attention { kv_heads, head_dim, dtype } => CacheView::KeyValue(KeyValueView {
+                buffer,
+                dtype,
+                block_tokens: block_tokens.expect("a model with attention has token blocks"),
+                row: (kv_heads * head_dim) as usize,
+            }),
         }
     }
 }
@@ -229,19 +279,22 @@ fn the_one_size(spec: &CacheSpec, kind: CacheKind) -> Result<Option<LayerCache>,
     }
 }
 
-fn state_page(mamba: LayerCache, page_bytes: u64) -> Result<StatePage, EngineError> {
-    let LayerCache::Mamba { conv_bytes: ssm_offset, ssm_dtype, .. } = mamba else {
-        unreachable!("only Mamba layers have a state")
+/// Pages are whole words, and the scan's state begins at a whole element.
+fn check_alignment(mamba: Option<LayerCache>, page_bytes: u64) -> Result<(), EngineError> {
+    let Some(LayerCache::Mamba { conv_elements, conv_dtype, ssm_dtype, .. }) = mamba else {
+        return Ok(());
     };
-    let element_bytes = ssm_dtype.bytes();
-    if ssm_offset % element_bytes != 0 || page_bytes % element_bytes != 0 {
-        return Err(EngineError::StateNotAligned { ssm_offset, page_bytes, element_bytes });
+    let (ssm_offset, element_bytes) = (conv_elements * conv_dtype.bytes(), ssm_dtype.bytes());
+    if ssm_offset.is_multiple_of(element_bytes) && page_bytes.is_multiple_of(4) {
+        Ok(())
+    } else {
+        Err(EngineError::StateNotAligned { ssm_offset, page_bytes, element_bytes })
     }
-    Ok(StatePage { ssm_offset, ssm_dtype, stride_elements: page_bytes / element_bytes })
 }
 
-/// The groups, and how many layers the largest may have. A kind of L layers makes n = ceil(L / size) groups, of which
-/// group i has layers i, i + n, i + 2n, …; the size is the smaller of the two counts, or the larger if they are close.
+/// The groups, and how many layers the largest may have. A kind of L layers makes n = ceil(L /
+/// size) groups, of which group i has layers i, i + n, i + 2n, …; the size is the smaller of the
+/// two counts, or the larger if they are close.
 fn deal_into_groups(layers: &[LayerCache]) -> (Vec<Group>, usize) {
     let kinds = [CacheKind::Mamba, CacheKind::Attention].map(|kind| (kind, of_kind(layers, kind)));
     let counts = || kinds.iter().map(|(_, ids)| ids.len()).filter(|&count| count > 0);
@@ -258,16 +311,22 @@ fn deal_into_groups(layers: &[LayerCache]) -> (Vec<Group>, usize) {
     (groups, size)
 }
 
-fn locations(groups: &[Group], num_layers: usize) -> Vec<LayerLocation> {
-    let mut locations = vec![None; num_layers];
+fn places(
+    groups: &[Group],
+    spec: &CacheSpec,
+    page_bytes: u64,
+    block_tokens: Option<u32>,
+) -> Vec<LayerPlace> {
+    let mut places = vec![None; spec.layers.len()];
     for (group, members) in groups.iter().enumerate() {
         for (buffer, layer) in members.layers.iter().enumerate() {
-            let location = LayerLocation { group: GroupId::new(group as u16), buffer };
-            let earlier = locations[layer.index()].replace(location);
+            let view = spec.layers[layer.index()].view(buffer, page_bytes, block_tokens);
+            let place = LayerPlace { group: GroupId::new(group as u16), view };
+            let earlier = places[layer.index()].replace(place);
             assert_eq!(earlier, None, "layer {layer} is in two groups");
         }
     }
-    locations.into_iter().map(|found| found.expect("every layer is in a group")).collect()
+    places.into_iter().map(|place| place.expect("every layer is in a group")).collect()
 }
 
 #[cfg(test)]

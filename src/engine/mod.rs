@@ -1,7 +1,8 @@
 //! The embedded engine: a faithful small vLLM V1.
 //!
-//! The host side is pure: [`Scheduler`] turns limits and queues into a [`Plan`], [`PersistentBatch`] turns the plan into
-//! the rows of one forward pass, [`BlockPool`] and [`Layout`] say which page of which buffer a row reads and writes.
+//! The host side is pure: [`Scheduler`] turns limits and queues into a [`Plan`],
+//! [`PersistentBatch`] turns the plan into the rows of one forward pass, [`BlockPool`] and
+//! [`Layout`] say which page of which buffer a row reads and writes.
 
 mod batch;
 mod completion;
@@ -21,7 +22,7 @@ pub use completion::{
 };
 pub use error::EngineError;
 pub use layout::{
-    BlockMemory, CacheKind, CacheSpec, Group, LayerCache, LayerLocation, Layout, StatePage,
+    BlockMemory, CacheKind, CacheSpec, CacheView, Group, LayerCache, LayerPlace, Layout,
 };
 pub use plan::{Admission, Plan, Scheduled};
 pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};

@@ -22,8 +22,8 @@ pub struct Scheduled {
     pub computed_tokens: u32,
     /// In this step, at least 1.
     pub scheduled_tokens: u32,
-    /// Whether these tokens reach the request's last one, so that a token is sampled. A chunk that does not, samples
-    /// nothing.
+    /// Whether these tokens reach the request's last one, so that a token is sampled. A chunk that
+    /// does not, samples nothing.
     pub samples: bool,
     /// Its place among the running requests while the plan is in flight.
     pub(super) running_index: usize,

@@ -1,8 +1,9 @@
 //! The block pool: one free list shared by attention KV and recurrent state.
 //!
-//! The pool knows who holds a block and whose bytes it still carries; it never touches the bytes. Order and contents
-//! outlive requests, steps and weight updates, as in vLLM (`v1/core/block_pool.py`): that persistence is what gives a
-//! stale state or a high block id a period of several steps.
+//! The pool knows who holds a block and whose bytes it still carries; it never touches the bytes.
+//! Order and contents outlive requests, steps and weight updates, as in vLLM
+//! (`v1/core/block_pool.py`): that persistence is what gives a stale state or a high block id a
+//! period of several steps.
 
 use std::collections::VecDeque;
 
@@ -59,7 +60,8 @@ impl BlockPool {
         }
     }
 
-    /// All `n` blocks, in the order in which they left the free list, or none. Bytes are left as they are.
+    /// All `n` blocks, in the order in which they left the free list, or none. Bytes are left as
+    /// they are.
     #[must_use]
     pub fn take(&mut self, n: usize, owner: RequestId) -> Option<Vec<StateBlock>> {
         if n > self.free.len() {
@@ -85,8 +87,8 @@ impl BlockPool {
         Some(self.free.drain(..n).map(mark).collect())
     }
 
-    /// Gives blocks back one after the other. Panics if `owner` does not hold one of them: a block freed twice or by a
-    /// stranger would soon have two owners.
+    /// Gives blocks back one after the other. Panics if `owner` does not hold one of them: a block
+    /// freed twice or by a stranger would soon have two owners.
     pub fn release(&mut self, blocks: impl IntoIterator<Item = BlockId>, owner: RequestId) {
         for block in blocks {
             let record = &mut self.blocks[block.index()];

@@ -115,7 +115,8 @@ impl Request {
         }
     }
 
-    /// Takes every block that `tokens` more computed tokens need, over all groups in group order, or none of them.
+    /// Takes every block that `tokens` more computed tokens need, over all groups in group order,
+    /// or none of them.
     pub(super) fn advance(&mut self, tokens: u32, layout: &Layout, pool: &mut BlockPool) -> bool {
         let is_new_life = self.attn_blocks.is_empty() && self.state_blocks.is_empty();
         let state = if is_new_life { layout.num_mamba_groups } else { 0 };

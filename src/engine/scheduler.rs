@@ -1,13 +1,15 @@
-//! What runs next: limits and queues in, a plan out. vLLM V1's rules (`v1/core/sched/scheduler.py`), no tensors.
+//! What runs next: limits and queues in, a plan out. vLLM V1's rules
+//! (`v1/core/sched/scheduler.py`), no tensors.
 //!
-//! There are no phases: every request has tokens, and computed tokens that chase them. One token budget a step goes to
-//! the running requests in order, then to waiting ones; no chunk is too short. A running request that finds no block
-//! preempts the last running one, which gives up all its blocks and starts again from position 0 when its turn comes.
+//! There are no phases: every request has tokens, and computed tokens that chase them. One token
+//! budget a step goes to the running requests in order, then to waiting ones; no chunk is too
+//! short. A running request that finds no block preempts the last running one, which gives up all
+//! its blocks and starts again from position 0 when its turn comes.
 //!
 //! ```text
 //! while let Some(plan) = scheduler.schedule() {
 //!     let batch = rows.build(&plan, &scheduler);
-//!     let sampled = forward(&batch);              // one entry a scheduled request, in the plan's order
+//!     let sampled = forward(&batch); // one entry a scheduled request, in the plan's order
 //!     finished.extend(scheduler.update(&plan, &sampled));
 //! }
 //! ```
@@ -99,7 +101,8 @@ impl Scheduler {
     /// Appends a request to the waiting ones.
     ///
     /// # Errors
-    /// A request that could never finish under the limits, or whose id is alive; the engine is then as it was.
+    /// A request that could never finish under the limits, or whose id is alive; the engine is
+    /// then as it was.
     pub fn add(&mut self, asked: GenerationRequest) -> Result<(), EngineError> {
         self.admissible(&asked)?;
         self.alive.insert(asked.id);
@@ -107,7 +110,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The next step, or `None` if no request is alive. Blocks are taken and tokens count as computed from here on.
+    /// The next step, or `None` if no request is alive. Blocks are taken and tokens count as
+    /// computed from here on.
     pub fn schedule(&mut self) -> Option<Plan> {
         assert!(!self.in_flight, "the tokens of engine step {} are not in yet", self.engine_steps);
         if !self.has_unfinished() {
@@ -126,8 +130,9 @@ impl Scheduler {
         Some(plan)
     }
 
-    /// The tokens of the plan's step: one entry a scheduled request, in the plan's order, `Some` where it samples.
-    /// Returns the requests that are done, in schedule order, with their blocks given back in this order.
+    /// The tokens of the plan's step: one entry a scheduled request, in the plan's order, `Some`
+    /// where it samples. Returns the requests that are done, in schedule order, with their blocks
+    /// given back in this order.
     pub fn update(&mut self, plan: &Plan, sampled: &[Option<SampledToken>]) -> Vec<Finished> {
         assert!(
             self.in_flight && plan.engine_step.get() == self.engine_steps,
@@ -277,8 +282,9 @@ impl Scheduler {
         while index < self.running.len() && budget > 0 {
             let request = &self.running[index];
             let computed_tokens = request.computed_tokens();
-            // At least 1: the last token of a running request is never computed. vLLM's cap at max_model_len - 1 never
-            // binds here, because a request stops when it has max_model_len tokens.
+            // At least 1: the last token of a running request is never computed. vLLM's cap at
+            // max_model_len - 1 never binds here, because a request stops when it has max_model_len
+            // tokens.
             let scheduled_tokens = (request.num_tokens() - computed_tokens).min(budget);
             if !self.advance_or_preempt(index, scheduled_tokens, plan) {
                 break;
@@ -290,7 +296,8 @@ impl Scheduler {
         budget
     }
 
-    /// Preempts from the back until the request's blocks are found; false if it had to preempt itself.
+    /// Preempts from the back until the request's blocks are found; false if it had to preempt
+    /// itself.
     fn advance_or_preempt(&mut self, index: usize, tokens: u32, plan: &mut Plan) -> bool {
         while !self.running[index].advance(tokens, &self.layout, &mut self.pool) {
             let mut victim = self.running.pop().expect("the request itself is running");

@@ -1,8 +1,9 @@
 //! Which rows of a batch run as decode and which as prefill.
 //!
-//! Two functions, as in vLLM (`v1/attention/backends/utils.py`): [`reorder`] brings rows into regions, [`num_decodes`]
-//! then draws the line. Under some policies the two look at different things. A row on the wrong side reads whatever
-//! state its block holds: the decode kernel has no notion of a sequence's first token.
+//! Two functions, as in vLLM (`v1/attention/backends/utils.py`): [`reorder`] brings rows into
+//! regions, [`num_decodes`] then draws the line. Under some policies the two look at different
+//! things. A row on the wrong side reads whatever state its block holds: the decode kernel has no
+//! notion of a sequence's first token.
 
 use crate::config::BatchSplit;
 
@@ -23,9 +24,9 @@ impl RowShape {
     }
 }
 
-/// The batch order: row `i` of the result is row `order[i]` of `rows`. Regions come in the order decode, extend (short,
-/// then long), prefill. A row already inside its region keeps its place; the others fill the places between in region
-/// order, and in row order within a region.
+/// The batch order: row `i` of the result is row `order[i]` of `rows`. Regions come in the order
+/// decode, extend (short, then long), prefill. A row already inside its region keeps its place; the
+/// others fill the places between in region order, and in row order within a region.
 #[must_use]
 pub fn reorder(rows: &[RowShape], policy: BatchSplit) -> Vec<usize> {
     let regions: Vec<u8> = rows.iter().map(|row| region(row, policy)).collect();
@@ -58,8 +59,9 @@ fn region(row: &RowShape, policy: BatchSplit) -> u8 {
 
 /// How many rows at the front of a reordered batch run as decode.
 ///
-/// Without `is_prefilling` (vLLM before #37303) only the lengths count: a one-token row is a decode if every row is, or
-/// if it stands before the first longer one. With it, a row that is still in its prompt is never a decode.
+/// Without `is_prefilling` (vLLM before #37303) only the lengths count: a one-token row is a decode
+/// if every row is, or if it stands before the first longer one. With it, a row that is still in
+/// its prompt is never a decode.
 #[must_use]
 pub fn num_decodes(query_lens: &[u32], is_prefilling: Option<&[bool]>) -> usize {
     assert!(query_lens.iter().all(|&len| len > 0), "a row without tokens: {query_lens:?}");
@@ -150,7 +152,8 @@ mod tests {
         check(IsPrefilling, &rows, &[3, 1, 2, 0], 2);
     }
 
-    /// Later chunks of one token carry their own state: only `is_prefilling` tells them from decodes.
+    /// Later chunks of one token carry their own state: only `is_prefilling` tells them from
+    /// decodes.
     #[test]
     fn four_regions() {
         let rows = [(100, 0, 100), (1, 50, 100), (1, 100, 100), (10, 50, 100)];

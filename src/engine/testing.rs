@@ -1,4 +1,5 @@
-//! A small engine for the host-side tests: two Mamba groups, one attention group of 16-token blocks.
+//! A small engine for the host-side tests: two Mamba groups, one attention group of 16-token
+//! blocks.
 
 use super::{
     BlockPool, CacheSpec, Finished, GenerationRequest, LayerCache, Layout, Limits, Phase, Plan,
@@ -18,8 +19,9 @@ pub const LIMITS: Limits = Limits {
 pub const EOS: u32 = 2;
 
 pub fn layout() -> Layout {
-    let (ssm_elements, ssm_dtype) = (16, Dtype::F32);
-    let mamba = LayerCache::Mamba { conv_bytes: 12, ssm_elements, ssm_dtype };
+    let (conv_elements, conv_dtype, ssm_elements) = (3, Dtype::F32, 16);
+    let ssm_dtype = Dtype::F32;
+    let mamba = LayerCache::Mamba { conv_elements, conv_dtype, ssm_elements, ssm_dtype };
     let attention = LayerCache::Attention { kv_heads: 1, head_dim: 4, dtype: Dtype::F32 };
     let layers = vec![mamba, attention, mamba];
     Layout::new(&CacheSpec { layers, max_model_len: LIMITS.max_model_len }).unwrap()
@@ -61,7 +63,8 @@ pub fn update(scheduler: &mut Scheduler, plan: &Plan, token: u32) -> Vec<Finishe
     scheduler.update(plan, &sampled.collect::<Vec<_>>())
 }
 
-/// One step that samples token 9: what each request was given, as (rollout, computed before, scheduled).
+/// One step that samples token 9: what each request was given, as (rollout, computed before,
+/// scheduled).
 pub fn step(scheduler: &mut Scheduler) -> Vec<(u32, u32, u32)> {
     let plan = scheduler.schedule().expect("a request is alive");
     update(scheduler, &plan, 9);

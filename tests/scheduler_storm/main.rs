@@ -1,7 +1,9 @@
-//! A million engine steps of scheduler, pool and batch against a model that is too simple to be wrong.
+//! A million engine steps of scheduler, pool and batch against a model that is too simple to be
+//! wrong.
 //!
-//! Every episode draws its own layout, pool, limits and policies, then arrivals, lengths, aborts and tokens. After every
-//! plan and every update the queues, the block tables and the free list must be the model's, entry by entry.
+//! Every episode draws its own layout, pool, limits and policies, then arrivals, lengths, aborts
+//! and tokens. After every plan and every update the queues, the block tables and the free list
+//! must be the model's, entry by entry.
 
 mod model;
 
@@ -52,7 +54,8 @@ struct Totals {
     finished: u64,
     aborted: u64,
     resumed: u64,
-    /// First chunks that ran as decode, by policy: is_prefilling, computed_tokens, scheduled_tokens.
+    /// First chunks that ran as decode, by policy: is_prefilling, computed_tokens,
+    /// scheduled_tokens.
     imposters: [u64; 3],
 }
 
@@ -201,8 +204,12 @@ fn check_rows_match_plan(batch: &StepBatch, plan: &Plan) {
 
 /// Hybrids of both majorities, attention only, Mamba only; attention blocks of 16 or 32 tokens.
 fn random_layout(dice: &mut Stream, max_model_len: u32) -> Layout {
-    let ssm_elements = dice.integer(1, 2) * 16 * 8;
-    let mamba = LayerCache::Mamba { conv_bytes: 12, ssm_elements, ssm_dtype: Dtype::F32 };
+    let mamba = LayerCache::Mamba {
+        conv_elements: 3,
+        conv_dtype: Dtype::F32,
+        ssm_elements: dice.integer(1, 2) * 16 * 8,
+        ssm_dtype: Dtype::F32,
+    };
     let attention = LayerCache::Attention { kv_heads: 1, head_dim: 4, dtype: Dtype::F32 };
     let layers = match dice.integer(0, 5) {
         0 => vec![attention; 2],

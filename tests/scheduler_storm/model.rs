@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use gapscope::base::RequestId;
+use gapscope::base::{BlockId, RequestId, TokenId};
 use gapscope::config::FreeListOrder;
 use gapscope::engine::{
     Admission, CacheKind, GenerationRequest, Layout, Limits, Plan, Request, SampledToken, Scheduler,
@@ -27,7 +27,7 @@ pub struct Model {
 pub struct ModelRequest {
     id: RequestId,
     /// Prompt and completion.
-    pub tokens: Vec<u32>,
+    pub tokens: Vec<TokenId>,
     /// A completion is full at this many tokens.
     full: usize,
     ignore_eos: bool,
@@ -61,7 +61,7 @@ impl Model {
         let full = asked.prompt.len() + asked.max_new_tokens as usize;
         self.waiting.push(ModelRequest {
             id: asked.id,
-            tokens: asked.prompt.iter().map(|token| token.get()).collect(),
+            tokens: asked.prompt.clone(),
             full: full.min(self.limits.max_model_len as usize),
             ignore_eos: asked.ignore_eos,
             computed: 0,
@@ -131,7 +131,7 @@ impl Model {
             let is_it = |request: &ModelRequest| request.id == scheduled.request;
             let index = self.running.iter().position(is_it).unwrap();
             let request = &mut self.running[index];
-            request.tokens.push(sampled.token.get());
+            request.tokens.push(sampled.token);
             let ended = sampled.token.get() == EOS && !request.ignore_eos;
             if ended || request.tokens.len() == request.full {
                 let request = self.running.remove(index);
@@ -183,7 +183,7 @@ impl Model {
         let held = owners.iter().flatten().count();
         assert_eq!(held + self.free.len(), self.num_usable, "a block is lost");
         for (block, owner) in (0..).zip(owners) {
-            assert_eq!(scheduler.pool().record(gapscope::base::BlockId::new(block)).owner, owner);
+            assert_eq!(scheduler.pool().record(BlockId::new(block)).owner, owner);
         }
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::engine::testing::{id, request, scheduler, update, LIMITS};
+use crate::engine::testing::{id, numbers, request, scheduler, update, LIMITS};
 use crate::engine::Limits;
 
 fn rollouts(batch: &StepBatch) -> Vec<u32> {
@@ -58,7 +58,7 @@ fn tables_hold_the_ids_of_their_rows() {
     let plan = scheduler.schedule().unwrap();
     let batch = rows.build(&plan, &scheduler);
     assert_eq!((rollouts(&batch), batch.num_decodes), (vec![1], 0));
-    assert_eq!(batch.tokens(0), [100, 101, 102]);
+    assert_eq!(batch.tokens(0), [100, 101, 102].map(TokenId::new));
     update(&mut scheduler, &plan, 9);
 
     scheduler.add(request(2, 20, 4)).unwrap();
@@ -66,9 +66,10 @@ fn tables_hold_the_ids_of_their_rows() {
     let batch = rows.build(&plan, &scheduler);
     assert_eq!((rollouts(&batch), batch.num_decodes), (vec![1, 2], 1));
     assert_eq!(batch.token_starts, [0, 1, 21]);
-    assert_eq!(batch.tokens(0), [9]);
-    assert_eq!(batch.tokens(1), (200..220).collect::<Vec<_>>());
-    let tables = |row| [0, 1, 2].map(|group| batch.blocks(row, GroupId::new(group)).to_vec());
+    assert_eq!(batch.tokens(0), [TokenId::new(9)]);
+    assert_eq!(batch.tokens(1), (200..220).map(TokenId::new).collect::<Vec<_>>());
+    let tables =
+        |row| [0, 1, 2].map(|group| numbers(batch.blocks(row, GroupId::new(group)).to_vec()));
     assert_eq!(tables(0), [vec![1], vec![2], vec![3]]);
     assert_eq!(tables(1), [vec![4], vec![5], vec![6, 7]]);
     let [decode, prefill] = [batch.rows[0], batch.rows[1]];
@@ -89,7 +90,8 @@ fn tables_hold_the_ids_of_their_rows() {
     assert_eq!(sampled, expected);
 }
 
-/// A budget that leaves one token to a new request, under every policy: (rows, decodes) of that step.
+/// A budget that leaves one token to a new request, under every policy: (rows, decodes) of that
+/// step.
 #[test]
 fn the_leftover_token_runs_as_the_policy_says() {
     let cases = [

@@ -22,7 +22,8 @@ fn held(scheduler: &Scheduler, running: usize) -> (Vec<u32>, Vec<u32>) {
 fn the_budget_goes_to_running_rows_first_and_no_chunk_is_too_short() {
     let limits = Limits { max_num_batched_tokens: 10, ..LIMITS };
     let mut scheduler = with_requests(limits, 64, &[(9, 4), (12, 2), (3, 1)]);
-    // The second request gets the one token that is left; it samples nothing until its prompt is through.
+    // The second request gets the one token that is left; it samples nothing until its prompt is
+    // through.
     assert_eq!(step(&mut scheduler), [(0, 0, 9), (1, 0, 1)]);
     assert_eq!(scheduler.running()[1].sampled().len(), 0);
     assert_eq!(step(&mut scheduler), [(0, 9, 1), (1, 1, 9)]);
@@ -75,7 +76,8 @@ fn blocks_are_taken_and_given_back_in_group_order() {
     // The free list ends with the state in group order and the attention blocks from their end.
     let free = numbers(scheduler.pool().free_blocks());
     assert_eq!(free[free.len() - 5..], [1, 2, 5, 4, 3]);
-    // Block 10 comes with the token at position 32, and not before: the state blocks stay for the whole life.
+    // Block 10 comes with the token at position 32, and not before: the state blocks stay for the
+    // whole life.
     for _ in 0..15 {
         assert_eq!(held(&scheduler, 0), (vec![6, 7], vec![8, 9]));
         step(&mut scheduler);
@@ -105,7 +107,8 @@ fn the_last_running_request_is_preempted_and_starts_again() {
     assert_eq!((shares(&plan), &plan.preempted), (vec![(0, 17, 1)], &vec![]));
     assert_eq!(update(&mut scheduler, &plan, 9).len(), 1);
 
-    // Prompt and sampled tokens are computed again in one chunk, on other blocks, whose last owner is known.
+    // Prompt and sampled tokens are computed again in one chunk, on other blocks, whose last owner
+    // is known.
     let plan = scheduler.schedule().unwrap();
     assert_eq!(shares(&plan), [(1, 0, 16), (2, 0, 1)]);
     assert_eq!(plan.scheduled[0].admission, Admission::Resumed);
@@ -220,8 +223,8 @@ fn requests_that_could_never_finish_are_refused() {
     let text = EngineError::PromptTooLong { request: request_id, prompt: 96, max_model_len: 96 };
     assert_eq!(
         text.to_string(),
-        "request s1.p0.r0 has a prompt of 96 tokens, but engine.max_model_len = 96 leaves room for 95 and one new \
-         token: shorten the prompt or raise max_model_len to at least 97"
+        "request s1.p0.r0 has a prompt of 96 tokens, but engine.max_model_len = 96 leaves room \
+         for 95 and one new token: shorten the prompt or raise max_model_len to at least 97"
     );
 }
 
