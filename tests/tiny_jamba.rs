@@ -1,4 +1,4 @@
-//! The trainer against transformers' outputs for the same weights (`tests/fixtures/tiny-jamba`).
+//! Trainer and engine against transformers' outputs for the same weights (`tests/fixtures/tiny-jamba`).
 //!
 //! Tolerances: the f64 forward differs from transformers' f32 logits by 5.5e-6, so 2e-5 is what a
 //! correct f32 implementation keeps.
@@ -8,7 +8,9 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{assert_close, config, fixture, trainer, Golden};
-use gapscope::trainer::{Sequence, Trainer};
+use gapscope::base::{RequestId, Stream, TokenId};
+use gapscope::engine::{Engine, Feed, GenerationRequest, Phase};
+use gapscope::trainer::{Inspection, Sequence, Trainer};
 
 const TOML: &str = "name = \"fixture\"\nmodel.preset = \"tiny-jamba\"\n";
 
@@ -69,4 +71,85 @@ fn trainer_loss_and_every_gradient_norm() {
         let error = (got - want).abs();
         assert!(error <= 2e-4 * want + 1e-7, "{name}: {got} against {want}");
     }
+}
+
+/// An engine with the fixture's weights.
+fn engine(extra: &str) -> Engine {
+    let config = config(&format!("{TOML}{extra}"));
+    let (plan, trainer) = trainer(&fixture("tiny-jamba"), &config);
+    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let (contract, seed) = (config.contract(), config.seed);
+    let mut engine = Engine::new(plan, num, config.engine, contract, seed).expect("an engine");
+    let weights = trainer.hand_over().expect("hand over");
+    engine.load(weights.version, weights.units);
+    engine
+}
+
+/// Feeds a row in pieces and returns its logits and hidden states as transformers reports them.
+fn fed(engine: &Engine, row: &[TokenId], pieces: &[usize], phase: Phase) -> Inspection {
+    let mut scratch = engine.scratch(1);
+    let mut seen = Inspection { hidden: vec![Vec::new(); 5], logits: Vec::new() };
+    let mut at = 0;
+    for (i, len) in pieces.iter().enumerate() {
+        // The first piece has no state to go on from, so it is a prefill whatever follows.
+        let phase = if i == 0 { Phase::Prefill } else { phase };
+        let tokens = &row[at..at + len];
+        let mut layer = 0;
+        let hidden = &mut seen.hidden;
+        let mut observe = |x_th: &[f32]| {
+            hidden[layer].extend_from_slice(x_th);
+            layer += 1;
+        };
+        let feeds = [Feed { sequence: 0, phase, tokens }];
+        let x_th = scratch.feed(engine.runner(), &feeds, &mut observe);
+        seen.hidden[4].extend(engine.runner().norm(&x_th));
+        seen.logits.extend(engine.runner().logits(&x_th));
+        at += len;
+    }
+    assert_eq!(at, row.len(), "the pieces are the row");
+    seen
+}
+
+#[test]
+fn engine_prefill_in_random_chunks_and_decode_token_by_token() {
+    let (golden, trainer, sequences) = setup();
+    let engine = engine("");
+    let whole = trainer.inspect(&sequences).expect("inspect");
+    let mut stream = Stream::new(1, "chunks", 0);
+    let mut splits =
+        vec![(vec![24], Phase::Prefill), ([vec![11], vec![1; 13]].concat(), Phase::Decode)];
+    splits.push((vec![1; 24], Phase::Decode));
+    for _ in 0..20 {
+        let (mut left, mut pieces) = (24, Vec::new());
+        while left > 0 {
+            pieces.push(stream.integer(1, left.min(9)) as usize);
+            left -= *pieces.last().expect("just pushed") as u64;
+        }
+        splits.push((pieces, Phase::Prefill));
+    }
+    for (pieces, phase) in splits {
+        for (index, row) in golden.rows().iter().enumerate() {
+            let seen = fed(&engine, row, &pieces, phase);
+            // Bit for bit what the trainer computes, which is within 2e-5 of transformers.
+            assert_eq!(seen, whole[index], "row {index} in pieces {pieces:?}");
+        }
+    }
+    let decoded = fed(&engine, &golden.rows()[0], &[vec![11], vec![1; 13]].concat(), Phase::Decode);
+    assert_close("cached_logits", &decoded.logits, &golden.f32("cached_logits"), 2e-5);
+}
+
+#[test]
+fn engine_greedy_continuation() {
+    let golden = Golden::tiny_jamba();
+    let want = golden.tokens("greedy_ids");
+    let mut engine = engine("rollout.temperature = 0.0\n");
+    let request = GenerationRequest {
+        id: RequestId::new(1, 0, 0),
+        prompt: want[..11].to_vec(),
+        max_new_tokens: 16,
+        ignore_eos: true,
+        eos_token_ids: Vec::new(),
+    };
+    let done = engine.generate(vec![request]).expect("generate").remove(0);
+    assert_eq!(done.token_ids().collect::<Vec<_>>(), want[11..]);
 }

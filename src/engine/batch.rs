@@ -139,6 +139,40 @@ impl StepBatch {
         }
     }
 
+    /// A batch of one's own making, outside any scheduler: each row's request, phase, tokens, number
+    /// of tokens computed before, and block table a group.
+    #[must_use]
+    pub fn of_rows<'a>(
+        num_groups: usize,
+        rows: impl IntoIterator<Item = (RequestId, Phase, &'a [TokenId], u32, Vec<Vec<BlockId>>)>,
+    ) -> Self {
+        let mut batch = Self::empty(EngineStep::new(0), num_groups);
+        for (request, phase, tokens, computed_tokens, tables) in rows {
+            assert_eq!(tables.len(), num_groups, "{request} has a table in every group");
+            let scheduled_tokens = tokens.len() as u32;
+            let plan_index = batch.rows.len();
+            if phase == Phase::Decode {
+                assert_eq!(batch.num_decodes, plan_index, "decode rows come first");
+                batch.num_decodes += 1;
+            }
+            batch.rows.push(Row {
+                request,
+                plan_index,
+                phase,
+                computed_tokens,
+                scheduled_tokens,
+                samples: true,
+            });
+            batch.tokens.extend_from_slice(tokens);
+            batch.token_starts.push(batch.tokens.len() as u32);
+            for table in tables {
+                batch.blocks.extend(table);
+                batch.block_starts.push(batch.blocks.len() as u32);
+            }
+        }
+        batch
+    }
+
     fn empty(engine_step: EngineStep, num_groups: usize) -> Self {
         Self {
             engine_step,

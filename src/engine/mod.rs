@@ -1,17 +1,21 @@
 //! The embedded engine: a faithful small vLLM V1.
 //!
-//! The host side is pure: [`Scheduler`] turns limits and queues into a [`Plan`],
-//! [`PersistentBatch`] turns the plan into the rows of one forward pass, [`BlockPool`] and
-//! [`Layout`] say which page of which buffer a row reads and writes.
+//! [`Engine`] is what the loop sees; its [`Runner`] moves tensors, everything else is counts. The
+//! host side is pure: [`Scheduler`] turns limits and queues into a [`Plan`], [`PersistentBatch`]
+//! turns the plan into the rows of one forward pass, [`BlockPool`] and [`Layout`] say which page of
+//! which buffer a row reads and writes.
 
 mod batch;
 mod completion;
+mod embedded;
 mod error;
 mod layout;
 mod plan;
 mod pool;
 mod request;
+mod runner;
 mod scheduler;
+mod scratch;
 pub mod split;
 #[cfg(test)]
 mod testing;
@@ -20,6 +24,7 @@ pub use batch::{PersistentBatch, Row, StepBatch};
 pub use completion::{
     Completion, FinishReason, GenerationRequest, Phase, SampledToken, StateBlock,
 };
+pub use embedded::{block_memory, layout, Engine};
 pub use error::EngineError;
 pub use layout::{
     BlockMemory, CacheKind, CacheSpec, CacheView, Group, LayerCache, LayerPlace, Layout,
@@ -27,4 +32,6 @@ pub use layout::{
 pub use plan::{Admission, Plan, Scheduled};
 pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
 pub use request::{Finished, Request};
+pub use runner::Runner;
 pub use scheduler::{Limits, Scheduler, SchedulerSnapshot, Statistics};
+pub use scratch::{Feed, Scratch};
