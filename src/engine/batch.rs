@@ -8,9 +8,10 @@
 use std::collections::HashMap;
 
 use super::split::{num_decodes, reorder, RowShape};
-use super::{Admission, Phase, Plan, Request, SampledToken, Scheduled, Scheduler};
+use super::{Admission, Phase, Request, SampledToken, Scheduled, Scheduler, StepPlan};
 use crate::base::{BlockId, EngineStep, GroupId, LogProb, RequestId, TokenId};
 use crate::config::BatchSplit;
+use crate::model::Span;
 
 /// The batch order, kept between steps.
 #[derive(Clone, Debug)]
@@ -28,10 +29,8 @@ pub struct StepBatch {
     /// kernels.
     pub rows: Vec<Row>,
     pub num_decodes: usize,
-    /// [num_tokens]
+    /// [num_tokens] of all rows.
     pub tokens: Vec<TokenId>,
-    /// [rows + 1] where each row's tokens begin in `tokens`.
-    pub token_starts: Vec<u32>,
     /// The block tables of row 0's groups in group order, then row 1's, …
     blocks: Vec<BlockId>,
     /// [rows · groups + 1] where each table begins in `blocks`.
@@ -43,9 +42,11 @@ pub struct StepBatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     pub request: RequestId,
-    /// The request's place in `Plan::scheduled`, by which `Scheduler::update` expects its token.
+    /// The request's place in `StepPlan::scheduled`; `Scheduler::update` expects its token there.
     pub plan_index: usize,
     pub phase: Phase,
+    /// Where the row's tokens begin in `StepBatch::tokens`.
+    pub token_start: usize,
     /// Tokens computed before this step: the position of the row's first token.
     pub computed_tokens: u32,
     pub scheduled_tokens: u32,
@@ -54,6 +55,12 @@ pub struct Row {
 }
 
 impl Row {
+    /// The row's place among the packed tokens.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        Span { start: self.token_start, len: self.scheduled_tokens as usize }
+    }
+
     /// Whether a prefill row starts from its block's state, or from zero. A decode row has no such
     /// choice: its kernel reads the block whatever it holds.
     #[must_use]
@@ -72,7 +79,7 @@ impl PersistentBatch {
     /// Every step's plan comes here once, in order; `scheduler` is the one that made it, with the
     /// plan in flight.
     #[must_use]
-    pub fn build(&mut self, plan: &Plan, scheduler: &Scheduler) -> StepBatch {
+    pub fn build(&mut self, plan: &StepPlan, scheduler: &Scheduler) -> StepBatch {
         let placed = place(&self.rows, &plan.scheduled);
         let shape = |&index: &usize| {
             let Scheduled { scheduled_tokens, computed_tokens, .. } = plan.scheduled[index];
@@ -109,8 +116,9 @@ impl PersistentBatch {
 impl StepBatch {
     /// The row's token ids in this step.
     #[must_use]
-    pub fn tokens(&self, row: usize) -> &[TokenId] {
-        &self.tokens[self.token_starts[row] as usize..self.token_starts[row + 1] as usize]
+    pub fn row_tokens(&self, row: usize) -> &[TokenId] {
+        let Span { start, len } = self.rows[row].span();
+        &self.tokens[start..start + len]
     }
 
     /// The row's block table in a group: one block of a Mamba group, one every `block_tokens`
@@ -159,12 +167,12 @@ impl StepBatch {
                 request,
                 plan_index,
                 phase,
+                token_start: batch.tokens.len(),
                 computed_tokens,
                 scheduled_tokens,
                 samples: true,
             });
             batch.tokens.extend_from_slice(tokens);
-            batch.token_starts.push(batch.tokens.len() as u32);
             for table in tables {
                 batch.blocks.extend(table);
                 batch.block_starts.push(batch.blocks.len() as u32);
@@ -179,7 +187,6 @@ impl StepBatch {
             rows: Vec::new(),
             num_decodes: 0,
             tokens: Vec::new(),
-            token_starts: vec![0],
             blocks: Vec::new(),
             block_starts: vec![0],
             num_groups,
@@ -195,6 +202,7 @@ impl StepBatch {
             request: request_id,
             plan_index,
             phase,
+            token_start: self.tokens.len(),
             computed_tokens,
             scheduled_tokens,
             samples,
@@ -202,7 +210,6 @@ impl StepBatch {
         let end = computed_tokens + scheduled_tokens;
         assert_eq!(end, request.computed_tokens(), "{request_id} advanced when it was planned");
         self.tokens.extend((computed_tokens..end).map(|position| request.token(position)));
-        self.token_starts.push(self.tokens.len() as u32);
         for state in request.state_blocks() {
             self.blocks.push(state.block);
             self.block_starts.push(self.blocks.len() as u32);

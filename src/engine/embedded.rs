@@ -235,7 +235,7 @@ fn sample(
     let share = rows.len().div_ceil(rayon::current_num_threads()).clamp(1, LOGIT_ROWS);
     let draw = |rows: &[usize]| {
         let last = |&row: &usize| {
-            let end = batch.token_starts[row + 1] as usize * width;
+            let end = batch.rows[row].span().floats(width).end;
             &x_th[end - width..end]
         };
         let logits = runner.logits(&rows.iter().flat_map(last).copied().collect::<Vec<_>>());

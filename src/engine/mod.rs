@@ -1,7 +1,7 @@
 //! The embedded engine: a faithful small vLLM V1.
 //!
 //! [`Engine`] is what the loop sees; its [`Runner`] moves tensors, everything else is counts. The
-//! host side is pure: [`Scheduler`] turns limits and queues into a [`Plan`], [`PersistentBatch`]
+//! host side is pure: [`Scheduler`] turns limits and queues into a [`StepPlan`], [`PersistentBatch`]
 //! turns the plan into the rows of one forward pass, [`BlockPool`] and [`Layout`] say which page of
 //! which buffer a row reads and writes.
 
@@ -29,7 +29,7 @@ pub use error::EngineError;
 pub use layout::{
     BlockMemory, CacheKind, CacheSpec, CacheView, Group, LayerCache, LayerPlace, Layout,
 };
-pub use plan::{Admission, Plan, Scheduled};
+pub use plan::{Admission, Scheduled, StepPlan};
 pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
 pub use request::{Finished, Request};
 pub use runner::Runner;

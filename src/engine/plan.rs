@@ -5,7 +5,7 @@ use crate::base::{EngineStep, RequestId};
 
 /// One step: who computes how many tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct StepPlan {
     pub engine_step: EngineStep,
     /// In schedule order: the running ones, then the admitted ones.
     pub scheduled: Vec<Scheduled>,
@@ -38,7 +38,7 @@ pub enum Admission {
     Resumed,
 }
 
-impl Plan {
+impl StepPlan {
     #[must_use]
     pub fn num_tokens(&self) -> u32 {
         self.scheduled.iter().map(|scheduled| scheduled.scheduled_tokens).sum()

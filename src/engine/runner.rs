@@ -178,19 +178,18 @@ impl Runner {
 
 /// Cuts rows into one chunk a thread, as even in tokens as whole rows allow.
 fn cut(batch: &StepBatch, rows: Range<usize>) -> Vec<Chunk> {
-    let start = |row: usize| batch.token_starts[row] as usize;
-    let (first, last) = (start(rows.start), start(rows.end));
-    let share = (last - first).div_ceil(rayon::current_num_threads()).max(1);
+    let tokens: usize = batch.rows[rows.clone()].iter().map(|row| row.span().len).sum();
+    let share = tokens.div_ceil(rayon::current_num_threads());
     let mut chunks: Vec<Chunk> = Vec::new();
     for row in rows {
-        let (from, to) = (start(row), start(row + 1));
+        let Span { start, len } = batch.rows[row].span();
         let full = |chunk: &Chunk| chunk.tokens.len() >= share;
         if chunks.last().is_none_or(full) {
-            chunks.push(Chunk { rows: row..row, tokens: from..from, spans: Vec::new() });
+            chunks.push(Chunk { rows: row..row, tokens: start..start, spans: Vec::new() });
         }
         let chunk = chunks.last_mut().expect("one was just pushed where there was none");
-        chunk.spans.push(Span { start: from - chunk.tokens.start, len: to - from });
-        (chunk.rows.end, chunk.tokens.end) = (row + 1, to);
+        chunk.spans.push(Span { start: start - chunk.tokens.start, len });
+        (chunk.rows.end, chunk.tokens.end) = (row + 1, start + len);
     }
     chunks
 }

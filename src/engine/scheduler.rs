@@ -19,8 +19,8 @@ use std::collections::{HashSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Admission, BlockPool, EngineError, Finished, GenerationRequest, Layout, Plan, PoolSnapshot,
-    Request, SampledToken, Scheduled,
+    Admission, BlockPool, EngineError, Finished, GenerationRequest, Layout, PoolSnapshot, Request,
+    SampledToken, Scheduled, StepPlan,
 };
 use crate::base::{EngineStep, RequestId};
 use crate::config::EngineConfig;
@@ -112,7 +112,7 @@ impl Scheduler {
 
     /// The next step, or `None` if no request is alive. Blocks are taken and tokens count as
     /// computed from here on.
-    pub fn schedule(&mut self) -> Option<Plan> {
+    pub fn schedule(&mut self) -> Option<StepPlan> {
         assert!(!self.in_flight, "the tokens of engine step {} are not in yet", self.engine_steps);
         if !self.has_unfinished() {
             return None;
@@ -120,7 +120,7 @@ impl Scheduler {
         self.in_flight = true;
         self.engine_steps += 1;
         let engine_step = EngineStep::new(self.engine_steps);
-        let mut plan = Plan { engine_step, scheduled: Vec::new(), preempted: Vec::new() };
+        let mut plan = StepPlan { engine_step, scheduled: Vec::new(), preempted: Vec::new() };
         plan.scheduled.reserve(self.running.len());
         let budget = self.schedule_running(&mut plan, self.limits.max_num_batched_tokens);
         if plan.preempted.is_empty() {
@@ -133,7 +133,7 @@ impl Scheduler {
     /// The tokens of the plan's step: one entry a scheduled request, in the plan's order, `Some`
     /// where it samples. Returns the requests that are done, in schedule order, with their blocks
     /// given back in this order.
-    pub fn update(&mut self, plan: &Plan, sampled: &[Option<SampledToken>]) -> Vec<Finished> {
+    pub fn update(&mut self, plan: &StepPlan, sampled: &[Option<SampledToken>]) -> Vec<Finished> {
         assert!(
             self.in_flight && plan.engine_step.get() == self.engine_steps,
             "not the plan in flight"
@@ -277,7 +277,7 @@ impl Scheduler {
     }
 
     /// Returns the budget that is left.
-    fn schedule_running(&mut self, plan: &mut Plan, mut budget: u32) -> u32 {
+    fn schedule_running(&mut self, plan: &mut StepPlan, mut budget: u32) -> u32 {
         let mut index = 0;
         while index < self.running.len() && budget > 0 {
             let request = &self.running[index];
@@ -298,7 +298,7 @@ impl Scheduler {
 
     /// Preempts from the back until the request's blocks are found; false if it had to preempt
     /// itself.
-    fn advance_or_preempt(&mut self, index: usize, tokens: u32, plan: &mut Plan) -> bool {
+    fn advance_or_preempt(&mut self, index: usize, tokens: u32, plan: &mut StepPlan) -> bool {
         while !self.running[index].advance(tokens, &self.layout, &mut self.pool) {
             let mut victim = self.running.pop().expect("the request itself is running");
             victim.preempt(&mut self.pool);
@@ -313,7 +313,7 @@ impl Scheduler {
     }
 
     /// Admits from the head of the queue; the first one that does not fit holds back all behind it.
-    fn schedule_waiting(&mut self, plan: &mut Plan, mut budget: u32) {
+    fn schedule_waiting(&mut self, plan: &mut StepPlan, mut budget: u32) {
         while budget > 0 && self.running.len() < self.limits.max_num_seqs as usize {
             let Some(request) = self.waiting.front_mut() else { break };
             let needed = request.num_tokens();

@@ -2,8 +2,8 @@
 //! blocks.
 
 use super::{
-    BlockPool, CacheSpec, Finished, GenerationRequest, LayerCache, Layout, Limits, Phase, Plan,
-    SampledToken, Scheduler,
+    BlockPool, CacheSpec, Finished, GenerationRequest, LayerCache, Layout, Limits, Phase,
+    SampledToken, Scheduler, StepPlan,
 };
 use crate::base::{BlockId, LogProb, RequestId, TokenId};
 use crate::config::{Dtype, FreeListOrder};
@@ -47,7 +47,7 @@ pub fn request(rollout: u32, prompt: u32, max_new_tokens: u32) -> GenerationRequ
 }
 
 /// A forward pass that samples `token` wherever the plan samples.
-pub fn update(scheduler: &mut Scheduler, plan: &Plan, token: u32) -> Vec<Finished> {
+pub fn update(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) -> Vec<Finished> {
     let sampled = plan.scheduled.iter().map(|scheduled| {
         scheduled.samples.then_some(SampledToken {
             token: TokenId::new(token),
@@ -71,7 +71,7 @@ pub fn step(scheduler: &mut Scheduler) -> Vec<(u32, u32, u32)> {
     shares(&plan)
 }
 
-pub fn shares(plan: &Plan) -> Vec<(u32, u32, u32)> {
+pub fn shares(plan: &StepPlan) -> Vec<(u32, u32, u32)> {
     let share =
         |s: &super::Scheduled| (s.request.rollout_idx, s.computed_tokens, s.scheduled_tokens);
     plan.scheduled.iter().map(share).collect()

@@ -79,6 +79,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// 1.5 · 2^23: adding it rounds a small float to the nearest integer, kept in the low mantissa bits.
 const ROUNDER: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first has 9 trailing zero bits, so that n · part is exact for |n| < 512.
+#[allow(clippy::excessive_precision)] // Its exact value, which is the point.
 const LN_2_HIGH: f32 = 0.693_359_375;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 

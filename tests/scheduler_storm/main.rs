@@ -11,7 +11,7 @@ use gapscope::base::{LogProb, RequestId, Stream, TokenId};
 use gapscope::config::{BatchSplit, Dtype, FreeListOrder};
 use gapscope::engine::{
     Admission, BlockPool, CacheSpec, GenerationRequest, LayerCache, Layout, Limits,
-    PersistentBatch, Phase, Plan, SampledToken, Scheduled, Scheduler, StepBatch,
+    PersistentBatch, Phase, SampledToken, Scheduled, Scheduler, StepBatch, StepPlan,
 };
 
 use model::Model;
@@ -166,7 +166,7 @@ impl Storm {
     }
 
     /// Builds the rows, checks them, and draws a token for each that samples; in the plan's order.
-    fn run_batch(&mut self, plan: &Plan, total: &mut Totals) -> Vec<Option<SampledToken>> {
+    fn run_batch(&mut self, plan: &StepPlan, total: &mut Totals) -> Vec<Option<SampledToken>> {
         let batch = self.batch.build(plan, &self.scheduler);
         let mut sampled = vec![None; plan.scheduled.len()];
         let mut seen = vec![false; plan.scheduled.len()];
@@ -175,7 +175,7 @@ impl Storm {
             let request = self.model.running(row.request);
             let start = row.computed_tokens as usize;
             let tokens = &request.tokens[start..start + row.scheduled_tokens as usize];
-            assert_eq!(batch.tokens(index), tokens);
+            assert_eq!(batch.row_tokens(index), tokens);
             let is_decode = row.phase == Phase::Decode;
             assert_eq!(is_decode, index < batch.num_decodes, "decodes come first");
             assert!(!is_decode || row.scheduled_tokens == 1, "a decode of several tokens");
@@ -192,7 +192,7 @@ impl Storm {
     }
 }
 
-fn check_rows_match_plan(batch: &StepBatch, plan: &Plan) {
+fn check_rows_match_plan(batch: &StepBatch, plan: &StepPlan) {
     assert_eq!(batch.rows.len(), plan.scheduled.len());
     for row in &batch.rows {
         let scheduled = plan.scheduled[row.plan_index];
@@ -223,7 +223,7 @@ fn random_layout(dice: &mut Stream, max_model_len: u32) -> Layout {
 /// (request, computed before, scheduled, samples, admission)
 type Share = (RequestId, usize, usize, bool, Admission);
 
-fn shares(plan: &Plan) -> Vec<Share> {
+fn shares(plan: &StepPlan) -> Vec<Share> {
     let share = |s: &Scheduled| {
         let (computed, scheduled) = (s.computed_tokens as usize, s.scheduled_tokens as usize);
         (s.request, computed, scheduled, s.samples, s.admission)

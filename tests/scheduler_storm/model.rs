@@ -5,7 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use gapscope::base::{BlockId, RequestId, TokenId};
 use gapscope::config::FreeListOrder;
 use gapscope::engine::{
-    Admission, CacheKind, GenerationRequest, Layout, Limits, Plan, Request, SampledToken, Scheduler,
+    Admission, CacheKind, GenerationRequest, Layout, Limits, Request, SampledToken, Scheduler,
+    StepPlan,
 };
 
 use super::{Share, EOS};
@@ -124,7 +125,7 @@ impl Model {
     }
 
     /// Takes in the step's tokens; who is done, in schedule order.
-    pub fn update(&mut self, plan: &Plan, sampled: &[Option<SampledToken>]) -> Vec<RequestId> {
+    pub fn update(&mut self, plan: &StepPlan, sampled: &[Option<SampledToken>]) -> Vec<RequestId> {
         let mut done = Vec::new();
         for (scheduled, sampled) in plan.scheduled.iter().zip(sampled) {
             let Some(sampled) = sampled else { continue };

@@ -44,7 +44,7 @@ fn holes_are_filled_from_the_lowest_and_the_rest_condensed() {
     check_place(&[0, 1, 2], &[(0, Running), (2, Running), (7, New), (8, New)], &[0, 7, 2, 8]);
     // New rows join first, then those passed over for a step, then resumed ones.
     check_place(&[0, 1], &[(0, Running), (5, Running), (6, Resumed), (7, New)], &[0, 7, 5, 6]);
-    // Plan order differs from row order: rows stay where they are.
+    // StepPlan order differs from row order: rows stay where they are.
     check_place(&[2, 0, 1], &run(&[0, 1, 2]), &[2, 0, 1]);
     // An id that left and came back is a new row.
     check_place(&[3, 0, 1], &[(0, Running), (1, Running), (5, New), (3, New)], &[5, 0, 1, 3]);
@@ -58,16 +58,17 @@ fn tables_hold_the_ids_of_their_rows() {
     let plan = scheduler.schedule().unwrap();
     let batch = rows.build(&plan, &scheduler);
     assert_eq!((rollouts(&batch), batch.num_decodes), (vec![1], 0));
-    assert_eq!(batch.tokens(0), [100, 101, 102].map(TokenId::new));
+    assert_eq!(batch.row_tokens(0), [100, 101, 102].map(TokenId::new));
     update(&mut scheduler, &plan, 9);
 
     scheduler.add(request(2, 20, 4)).unwrap();
     let plan = scheduler.schedule().unwrap();
     let batch = rows.build(&plan, &scheduler);
     assert_eq!((rollouts(&batch), batch.num_decodes), (vec![1, 2], 1));
-    assert_eq!(batch.token_starts, [0, 1, 21]);
-    assert_eq!(batch.tokens(0), [TokenId::new(9)]);
-    assert_eq!(batch.tokens(1), (200..220).map(TokenId::new).collect::<Vec<_>>());
+    let spans: Vec<Span> = batch.rows.iter().map(Row::span).collect();
+    assert_eq!(spans, [Span { start: 0, len: 1 }, Span { start: 1, len: 20 }]);
+    assert_eq!(batch.row_tokens(0), [TokenId::new(9)]);
+    assert_eq!(batch.row_tokens(1), (200..220).map(TokenId::new).collect::<Vec<_>>());
     let tables =
         |row| [0, 1, 2].map(|group| numbers(batch.blocks(row, GroupId::new(group)).to_vec()));
     assert_eq!(tables(0), [vec![1], vec![2], vec![3]]);
