@@ -4,6 +4,7 @@
 
 mod contract;
 mod ids;
+pub mod json_float;
 mod logprob;
 mod rng;
 
