@@ -7,7 +7,7 @@
 mod disk;
 mod error;
 mod folder;
-// pub mod html;
+pub mod html;
 mod json;
 pub mod parquet;
 mod settings;
