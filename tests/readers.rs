@@ -21,7 +21,8 @@ use serde_json::{json, Value};
 fn read_with(script: &str, paths: &[&Path]) -> Option<Value> {
     let Some(python) = std::env::var_os("GAPSCOPE_PYTHON") else {
         // Not eprintln, which the harness keeps to itself.
-        writeln!(std::io::stderr(), "GAPSCOPE_PYTHON is not set: {script} checks nothing").unwrap();
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "GAPSCOPE_PYTHON is not set: {script} checks nothing").unwrap();
         return None;
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/readers").join(script);

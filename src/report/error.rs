@@ -19,7 +19,7 @@ pub enum ReportError {
     #[error("TensorBoard tag {tag}: step {step} was given, but steps from {next} on are due")]
     StepGoesBack { tag: String, step: i64, next: i64 },
 
-    #[error("step {step} is too large for TensorBoard, whose steps end at 2^63 - 1")]
+    #[error("step {step} is too large for TensorBoard; the largest is 2^63 - 2")]
     StepTooLarge { step: u64 },
 
     #[error("{}: cannot make Parquet: {source}", path.display())]

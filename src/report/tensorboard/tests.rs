@@ -75,8 +75,8 @@ fn steps_of_a_tag_rise_and_an_error_writes_nothing() {
     for (step, expect) in [
         (5, "TensorBoard tag a: step 5 was given, but steps from 6 on are due"),
         (0, "TensorBoard tag a: step 0 was given, but steps from 6 on are due"),
-        (u64::MAX, "step 18446744073709551615 is too large for TensorBoard, whose steps end at"),
-        (1 << 63, "step 9223372036854775808 is too large for TensorBoard, whose steps end at"),
+        (u64::MAX, "step 18446744073709551615 is too large for TensorBoard; the largest is"),
+        (i64::MAX as u64, "step 9223372036854775807 is too large for TensorBoard; the largest is"),
     ] {
         let metrics = [metric("b", 1.0), metric("a", 1.0)];
         let error = writer.scalars(Step::new(step), 0.0, &metrics).unwrap_err().to_string();
