@@ -11,9 +11,10 @@ use gapscope::base::{
     BlockId, Contract, EngineStep, Generation, LogProb, RequestId, Step, TokenId, WeightVersion,
 };
 use gapscope::engine::{Completion, FinishReason, Phase, SampledToken, StateBlock};
+use gapscope::gap::{Finding, FindingKind, Legs};
 use gapscope::report::parquet::{write_rollouts, write_tokens};
 use gapscope::report::tensorboard::{FileName, SessionEnd, Writer, GAP_FIRST};
-use gapscope::report::{flatten, Finding, Metric, RunFolder};
+use gapscope::report::{flatten, RunFolder, Scalar};
 use gapscope::rollout::Rollout;
 use serde_json::{json, Value};
 
@@ -34,8 +35,8 @@ fn read_with(script: &str, paths: &[&Path]) -> Option<Value> {
 
 const NAME: FileName<'_> = FileName { seconds: 1_700_000_000, host: "host", pid: 42, n: 0 };
 
-fn metric<'a>(tag: &'a str, value: Option<f64>) -> Metric<'a> {
-    Metric { tag, value, description: "max |d|, *nats*" }
+fn scalar(tag: &str, value: Option<f64>) -> Scalar {
+    Scalar { tag: tag.to_owned(), value, description: "max |d|, *nats*".to_owned() }
 }
 
 #[test]
@@ -50,8 +51,8 @@ fn tensorboard_reads_back_every_tag_step_and_value() {
     let gaps = [Some(0.0), None, Some(0.1), Some(f64::NAN), Some(f64::INFINITY)];
     for (i, gap) in gaps.into_iter().enumerate() {
         let (step, wall_time_s) = (Step::new(i as u64 + 1), 101.25 + i as f64);
-        let metrics = [metric("gap/logp_abs_diff_max", gap), metric("reward/mean", Some(0.5))];
-        writer.scalars(step, wall_time_s, &metrics).unwrap();
+        let scalars = [scalar("gap/logp_abs_diff_max", gap), scalar("reward/mean", Some(0.5))];
+        writer.scalars(step, wall_time_s, &scalars).unwrap();
         writer.flush().unwrap();
     }
     writer.histogram(Step::new(1), 1.0, "gap_detail/d", "d", &[0.0, 0.0, f64::NAN]).unwrap();
@@ -59,11 +60,13 @@ fn tensorboard_reads_back_every_tag_step_and_value() {
     let values: Vec<f64> = (0..=30).map(f64::from).collect();
     writer.histogram(Step::new(3), 3.0, "gap_detail/d", "d", &values).unwrap();
     let finding = Finding {
-        kind: "address_wrap".to_owned(),
-        leg: None,
+        kind: FindingKind::AddressWrap,
+        leg: Legs::DecodeTrainer,
         step: Step::new(3),
         requests: vec![],
+        requests_total: 0,
         blocks: vec![],
+        first_bad_position: None,
         message: "<b>block</b> 1366 \u{e9}".to_owned(),
     };
     writer.findings(Step::new(3), 3.0, &[finding.clone(), finding]).unwrap();
@@ -161,8 +164,8 @@ fn tensorboard_reads_each_step_of_a_resumed_run_once() {
     let folder = tempfile::tempdir().unwrap();
     let session = |writer: &mut Writer, steps: std::ops::RangeInclusive<u64>, value: f64| {
         for step in steps {
-            let metrics = [metric("gap/logp_abs_diff_max", Some(value))];
-            writer.scalars(Step::new(step), 1.0, &metrics).unwrap();
+            let scalars = [scalar("gap/logp_abs_diff_max", Some(value))];
+            writer.scalars(Step::new(step), 1.0, &scalars).unwrap();
         }
         writer.flush().unwrap();
     };

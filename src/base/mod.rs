@@ -4,7 +4,6 @@
 
 mod contract;
 mod ids;
-pub mod json_float;
 mod logprob;
 mod rng;
 

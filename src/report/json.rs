@@ -6,13 +6,13 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::Serialize;
 
 use super::disk::{write_atomic, Appender};
+use super::float::JsonFloat;
 use super::ReportError;
-use crate::base::json_float::JsonFloat;
 use crate::base::Step;
 
 /// Writes `value` as one indented JSON document, atomically.
 ///
-/// Floats in it that may be non-finite go through [`crate::base::json_float`].
+/// The value's own `Serialize` must keep non-finite floats: serde_json makes them `null`, which means absent.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), ReportError> {
     let mut bytes = serde_json::to_vec_pretty(value)
         .map_err(|source| ReportError::MakeJson { path: path.to_owned(), source })?;

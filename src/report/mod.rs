@@ -6,6 +6,7 @@
 
 mod disk;
 mod error;
+mod float;
 mod folder;
 pub mod html;
 mod json;
@@ -18,15 +19,23 @@ pub use error::ReportError;
 pub use folder::RunFolder;
 pub use json::{write_json, StepLog};
 pub use settings::{changes, flatten, Change};
-pub use summary::{Finding, Summary};
+pub use summary::Summary;
+
+use crate::gap;
 
 /// One value of one step, with what it means.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Metric<'a> {
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scalar {
     /// Such as `gap/logp_abs_diff_max`.
-    pub tag: &'a str,
+    pub tag: String,
     /// Absent where there was nothing to measure. Non-finite values are kept.
     pub value: Option<f64>,
     /// Formula, unit and the names that other projects use for it; Markdown.
-    pub description: &'a str,
+    pub description: String,
+}
+
+impl From<&gap::Metric> for Scalar {
+    fn from(metric: &gap::Metric) -> Self {
+        Self { tag: metric.tag(), value: metric.value, description: metric.description() }
+    }
 }

@@ -122,9 +122,9 @@ fn thin(points: &[StepPoint]) -> Vec<Mark> {
             let rewards: Vec<f64> = chunk.iter().filter_map(|point| point.reward_mean).collect();
             let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
             Mark {
-                step: worst.step.get(),
+                step: worst.gap.step.get(),
                 gap: shown_gap(worst),
-                spike: chunk.iter().any(|point| point.spike),
+                spike: chunk.iter().any(|point| point.gap.spike),
                 reward: (!rewards.is_empty()).then_some(mean),
                 steps: chunk.len(),
             }
@@ -134,10 +134,10 @@ fn thin(points: &[StepPoint]) -> Vec<Mark> {
 
 /// A step with a non-finite logprob is drawn as one, whatever its finite tokens say.
 fn shown_gap(point: &StepPoint) -> Option<f64> {
-    if point.nonfinite > 0 {
+    if point.gap.nonfinite > 0 {
         Some(f64::NAN)
     } else {
-        point.gap_max
+        point.gap.gap_max
     }
 }
 
@@ -154,19 +154,28 @@ fn rank(point: &StepPoint) -> f64 {
 mod tests {
     use super::*;
     use crate::base::Step;
+    use crate::gap::StepGap;
 
     fn point(step: u64, gap_max: Option<f64>) -> StepPoint {
-        let step = Step::new(step);
-        StepPoint { step, gap_max, nonfinite: 0, spike: false, reward_mean: Some(0.5) }
+        let gap = StepGap {
+            step: Step::new(step),
+            n_tokens: 1,
+            nonfinite: 0,
+            bitwise_equal: 0,
+            abs_diff_sum: 0.0,
+            gap_max,
+            spike: false,
+        };
+        StepPoint { gap, reward_mean: Some(0.5) }
     }
 
     #[test]
     fn thinning_loses_no_spike_and_no_extreme() {
         let mut points: Vec<_> = (1..=10_000).map(|step| point(step, Some(0.0))).collect();
-        points[776].gap_max = Some(4.0);
-        points[778].spike = true;
-        points[5000].nonfinite = 1;
-        points[9999].gap_max = None;
+        points[776].gap.gap_max = Some(4.0);
+        points[778].gap.spike = true;
+        points[5000].gap.nonfinite = 1;
+        points[9999].gap.gap_max = None;
         let marks = thin(&points);
         assert!(marks.len() <= MARKS_MAX);
         assert_eq!(marks.iter().map(|mark| mark.steps).sum::<usize>(), 10_000);

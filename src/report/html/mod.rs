@@ -11,8 +11,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::disk::write_atomic;
-use super::{Change, Finding, ReportError, Summary};
-use crate::base::{BlockId, LogProb, Position, RequestId, Step, TokenId};
+use super::{Change, ReportError, Summary};
+use crate::base::Position;
+use crate::gap::{self, Finding, StepGap};
 use text::{count, escape, number, optional, visible};
 
 /// What the page shows. The caller chooses; the page only draws, in the order given.
@@ -30,31 +31,20 @@ pub struct Page<'a> {
 /// One step in the charts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepPoint {
-    pub step: Step,
-    /// The largest |d| in nats.
-    pub gap_max: Option<f64>,
-    /// Sampled tokens with a non-finite logprob.
-    pub nonfinite: u64,
-    pub spike: bool,
+    pub gap: StepGap,
     pub reward_mean: Option<f64>,
 }
 
 /// One sampled token with its surroundings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorstToken {
-    pub request: RequestId,
+    pub found: gap::WorstToken,
+    /// In prompt + completion.
     pub position: Position,
-    pub token: TokenId,
     /// What stands before it (prompt and completion), the token's own text, and what follows.
     pub before: String,
     pub text: String,
     pub after: String,
-    /// |d| in nats.
-    pub gap: f64,
-    pub rollout: LogProb,
-    pub trainer: Option<LogProb>,
-    /// The state block that its request used, where there is one.
-    pub block: Option<BlockId>,
 }
 
 /// Writes the page, atomically. The same run gives the same bytes.
@@ -142,13 +132,13 @@ fn findings(findings: &[Finding]) -> String {
     } else {
         html += "<ul class=\"findings\">\n";
         for finding in findings {
-            let leg = finding.leg.as_deref().map_or(String::new(), |leg| format!(", {leg}"));
             writeln!(
                 html,
-                "<li><b>{}</b> <span class=\"where\">step {}{}</span><br>{}</li>",
-                escape(&finding.kind),
+                "<li><b>{}</b> <span class=\"where\">step {}, {} against {}</span><br>{}</li>",
+                finding.kind.name(),
                 finding.step,
-                escape(&leg),
+                finding.leg.infer().name(),
+                finding.leg.train().name(),
                 visible(&finding.message),
             )
             .expect("a string grows");
@@ -198,22 +188,22 @@ fn worst(tokens: &[WorstToken]) -> String {
              <th class=\"n\">trainer</th><th class=\"text\">text</th><th class=\"n\">token</th>\
              <th>request</th><th class=\"n\">position</th><th class=\"n\">block</th></tr>\n";
     for token in tokens {
-        let trainer = token.trainer.map(|logp| f64::from(logp.get()));
-        let block = token.block.map_or("–".to_owned(), |block| block.to_string());
+        let gap::WorstToken { request, slot, paired, gap } = token.found;
+        let block = slot.map_or("–".to_owned(), |block| block.to_string());
         writeln!(
             html,
             "<tr><td class=\"n\"><b>{}</b></td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
              <td class=\"text\"><div><span class=\"before\"><bdi>{}</bdi></span><mark>{}</mark>\
              <span class=\"after\">{}</span></div></td><td class=\"n\">{}</td><td>{}</td>\
              <td class=\"n\">{}</td><td class=\"n\">{block}</td></tr>",
-            number(token.gap),
-            number(f64::from(token.rollout.get())),
-            optional(trainer),
+            number(gap),
+            number(f64::from(paired.infer.get())),
+            number(f64::from(paired.train.get())),
             visible(&token.before),
             visible(&token.text),
             visible(&token.after),
-            token.token,
-            token.request,
+            paired.token,
+            request,
             token.position,
         )
         .expect("a string grows");

@@ -1,5 +1,8 @@
-use super::*;
 use serde_json::json;
+
+use super::*;
+use crate::base::{BlockId, CompletionIndex, LogProb, RequestId, Step, TokenId};
+use crate::gap::{FindingKind, Legs, PairedToken};
 
 fn summary() -> Summary {
     Summary {
@@ -10,7 +13,7 @@ fn summary() -> Summary {
         nonfinite: 0,
         spike_steps: [12, 24, 36, 48].map(Step::new).to_vec(),
         first_spike_step: Some(Step::new(12)),
-        spike_windows: [12, 24, 36, 48].map(|step| [Step::new(step); 2]).to_vec(),
+        spike_windows: [12, 24, 36, 48].map(|step| (Step::new(step), Step::new(step))).to_vec(),
         spike_period: Some(12.0),
         gap_max: Some(8.25),
         gap_mean: Some(0.0031),
@@ -24,10 +27,12 @@ fn summary() -> Summary {
         engine_steps: 480,
         preemptions: 0,
         findings: vec![Finding {
-            kind: "address_wrap".to_owned(),
-            leg: Some("decode".to_owned()),
+            kind: FindingKind::AddressWrap,
+            leg: Legs::DecodeTrainer,
             step: Step::new(12),
             requests: vec![RequestId::new(12, 0, 3)],
+            requests_total: 1,
+            first_bad_position: Some(CompletionIndex::new(1)),
             blocks: vec![BlockId::new(1366)],
             message: "the gap by block id changes at block 1366 <img src=x>".to_owned(),
         }],
@@ -39,28 +44,33 @@ fn summary() -> Summary {
 }
 
 fn worst_token() -> WorstToken {
-    WorstToken {
-        request: RequestId::new(12, 0, 3),
-        position: Position::new(61),
+    let paired = PairedToken {
+        index: CompletionIndex::new(1),
         token: TokenId::new(10),
+        infer: LogProb::new(-0.5),
+        train: LogProb::new(f32::NEG_INFINITY),
+    };
+    let request = RequestId::new(12, 0, 3);
+    WorstToken {
+        found: gap::WorstToken { request, slot: None, paired, gap: f64::INFINITY },
+        position: Position::new(61),
         before: "<script>alert(1)</script>\n12+7=".to_owned(),
         text: "\n".to_owned(),
         after: "\u{202e}&".to_owned(),
-        gap: 8.25,
-        rollout: LogProb::new(-0.5),
-        trainer: Some(LogProb::new(f32::NEG_INFINITY)),
-        block: None,
     }
 }
 
 fn page_of(summary: &Summary) -> String {
-    let point = StepPoint {
+    let gap = StepGap {
         step: Step::new(12),
-        gap_max: Some(8.25),
+        n_tokens: 192,
         nonfinite: 0,
+        bitwise_equal: 100,
+        abs_diff_sum: 9.0,
+        gap_max: Some(8.25),
         spike: true,
-        reward_mean: Some(0.25),
     };
+    let point = StepPoint { gap, reward_mean: Some(0.25) };
     let change = Change {
         key: "engine.state_index_bits".to_owned(),
         value: json!(22),
@@ -77,7 +87,7 @@ fn the_page_says_what_happened_and_shows_every_text_as_text() {
         "9,216 tokens compared over 48 steps: 4 spikes, the first at step 12.",
         "<dd>99.99 %</dd>",
         "<dd>0.2 → –</dd>",
-        "<b>address_wrap</b>",
+        "<b>address_wrap</b> <span class=\"where\">step 12, decode against trainer</span>",
         "block 1366 &lt;img src=x&gt;",
         "engine.state_index_bits</td><td>22</td><td class=\"default\">&lt;64&gt;</td>",
         r"&lt;script&gt;alert(1)&lt;/script&gt;<i>\n</i>12+7=",

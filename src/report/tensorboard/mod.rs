@@ -19,8 +19,9 @@ pub use file_name::FileName;
 pub use layout::{Category, Chart, Lines, GAP_FIRST};
 
 use super::disk::Appender;
-use super::{Finding, Metric, ReportError};
+use super::{ReportError, Scalar};
 use crate::base::Step;
+use crate::gap::Finding;
 use message::About;
 
 /// How a session ended, for the hparams page.
@@ -86,16 +87,16 @@ impl Writer {
         Ok(writer)
     }
 
-    /// One point for every metric that has a value. TensorBoard keeps 32 bits of it.
+    /// One point for every scalar that has a value. TensorBoard keeps 32 bits of it.
     pub fn scalars(
         &mut self,
         step: Step,
         wall_time_s: f64,
-        metrics: &[Metric<'_>],
+        scalars: &[Scalar],
     ) -> Result<(), ReportError> {
-        let values = metrics.iter().filter_map(|metric| {
-            let about = About { tag: metric.tag, description: metric.description };
-            Some(message::scalar(about, metric.value?))
+        let values = scalars.iter().filter_map(|scalar| {
+            let about = About { tag: &scalar.tag, description: &scalar.description };
+            Some(message::scalar(about, scalar.value?))
         });
         self.summary(signed(step)?, wall_time_s, values.collect())
     }
@@ -140,7 +141,12 @@ impl Writer {
         let lines: Vec<_> = findings
             .iter()
             .map(|finding| {
-                format!("- **{}** at step {}: {}", finding.kind, finding.step, finding.message)
+                format!(
+                    "- **{}** at step {}: {}",
+                    finding.kind.name(),
+                    finding.step,
+                    finding.message
+                )
             })
             .collect();
         self.text(

@@ -8,8 +8,8 @@ use super::*;
 
 const NAME: FileName<'_> = FileName { seconds: 1_700_000_000, host: "a/b.c", pid: 7, n: 0 };
 
-fn metric(tag: &str, value: f64) -> Metric<'_> {
-    Metric { tag, value: Some(value), description: "what it is" }
+fn scalar(tag: &str, value: f64) -> Scalar {
+    Scalar { tag: tag.to_owned(), value: Some(value), description: "what it is".to_owned() }
 }
 
 /// The events of a file up to its last whole record.
@@ -41,13 +41,13 @@ fn nothing_is_in_the_file_before_a_flush_and_all_of_it_after() {
     let folder = tempfile::tempdir().unwrap();
     let mut writer = Writer::create(folder.path(), &NAME, 1.5).unwrap();
     let path = folder.path().join("events.out.tfevents.1700000000.a-b-c.7.0");
-    writer.scalars(Step::new(1), 2.5, &[metric("a", 0.0), metric("b", f64::NAN)]).unwrap();
+    writer.scalars(Step::new(1), 2.5, &[scalar("a", 0.0), scalar("b", f64::NAN)]).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     writer.flush().unwrap();
     writer.flush().unwrap();
-    let absent = Metric { tag: "a", value: None, description: "" };
+    let absent = Scalar { value: None, ..scalar("a", 0.0) };
     writer.scalars(Step::new(2), 3.5, &[absent]).unwrap();
-    writer.scalars(Step::new(3), 3.5, &[metric("a", f64::INFINITY)]).unwrap();
+    writer.scalars(Step::new(3), 3.5, &[scalar("a", f64::INFINITY)]).unwrap();
     writer.flush().unwrap();
 
     let events = &read(folder.path())[0];
@@ -70,7 +70,7 @@ fn nothing_is_in_the_file_before_a_flush_and_all_of_it_after() {
 fn steps_of_a_tag_rise_and_an_error_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut writer = Writer::create(folder.path(), &NAME, 0.0).unwrap();
-    writer.scalars(Step::new(5), 0.0, &[metric("a", 1.0)]).unwrap();
+    writer.scalars(Step::new(5), 0.0, &[scalar("a", 1.0)]).unwrap();
     let before = writer.buffer.clone();
     for (step, expect) in [
         (5, "TensorBoard tag a: step 5 was given, but steps from 6 on are due"),
@@ -78,25 +78,25 @@ fn steps_of_a_tag_rise_and_an_error_writes_nothing() {
         (u64::MAX, "step 18446744073709551615 is too large for TensorBoard; the largest is"),
         (i64::MAX as u64, "step 9223372036854775807 is too large for TensorBoard; the largest is"),
     ] {
-        let metrics = [metric("b", 1.0), metric("a", 1.0)];
-        let error = writer.scalars(Step::new(step), 0.0, &metrics).unwrap_err().to_string();
+        let scalars = [scalar("b", 1.0), scalar("a", 1.0)];
+        let error = writer.scalars(Step::new(step), 0.0, &scalars).unwrap_err().to_string();
         assert!(error.starts_with(expect), "{error}");
         assert_eq!(writer.buffer, before);
     }
-    writer.scalars(Step::new(6), 0.0, &[metric("b", 1.0), metric("a", 1.0)]).unwrap();
+    writer.scalars(Step::new(6), 0.0, &[scalar("b", 1.0), scalar("a", 1.0)]).unwrap();
 }
 
 #[test]
 fn a_resumed_run_goes_on_in_a_later_file_that_says_where() {
     let folder = tempfile::tempdir().unwrap();
     let mut first = Writer::create(folder.path(), &NAME, 0.0).unwrap();
-    first.scalars(Step::new(150), 0.0, &[metric("a", 1.0)]).unwrap();
+    first.scalars(Step::new(150), 0.0, &[scalar("a", 1.0)]).unwrap();
     first.flush().unwrap();
     // In the same second, by a process whose number sorts first.
     let name = FileName { pid: 1, ..NAME };
     let mut second = Writer::resume(folder.path(), &name, 9.0, Step::new(100)).unwrap();
-    assert!(second.scalars(Step::new(99), 9.0, &[metric("a", 1.0)]).is_err());
-    second.scalars(Step::new(100), 9.0, &[metric("a", 2.0)]).unwrap();
+    assert!(second.scalars(Step::new(99), 9.0, &[scalar("a", 1.0)]).is_err());
+    second.scalars(Step::new(100), 9.0, &[scalar("a", 2.0)]).unwrap();
     second.flush().unwrap();
 
     let files = read(folder.path());

@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 /// A finite float is written as a number, any other as the string `"NaN"`, `"inf"` or `"-inf"`,
 /// so that it is neither lost nor taken for an absent value (`null`).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct JsonFloat(pub f64);
+pub(super) struct JsonFloat(pub f64);
 
 impl Serialize for JsonFloat {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -17,13 +17,13 @@ impl Serialize for JsonFloat {
     }
 }
 
-/// For fields: `#[serde(serialize_with = "json_float::serialize")]`.
-pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+/// For fields: `#[serde(serialize_with = "float::serialize")]`.
+pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     JsonFloat(*value).serialize(serializer)
 }
 
 /// As [`serialize`], with absent as `null`.
-pub fn serialize_option<S: Serializer>(
+pub(super) fn serialize_option<S: Serializer>(
     value: &Option<f64>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
