@@ -1,0 +1,163 @@
+//! The folder that a run leaves, and the names in it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::ReportError;
+use crate::base::Step;
+
+/// Any of these shows that a run has been here, finished or not.
+const MARKS: [&str; 3] = ["summary.json", "steps.jsonl", "config.json"];
+
+/// One run's folder. It owns every path in it, so that writers and readers cannot disagree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFolder {
+    root: PathBuf,
+}
+
+impl RunFolder {
+    /// Makes the folder and those in it. A folder that holds a run is refused; other files in it are left alone.
+    pub fn create(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
+        let folder = Self { root: root.into() };
+        for file in MARKS {
+            if folder.root.join(file).exists() {
+                return Err(ReportError::RunExists { folder: folder.root, file });
+            }
+        }
+        for part in ["", "rollouts", "tokens", "tb", "checkpoints"] {
+            let path = if part.is_empty() { folder.root.clone() } else { folder.root.join(part) };
+            fs::create_dir_all(&path).map_err(ReportError::io("create the folder", &path))?;
+        }
+        Ok(folder)
+    }
+
+    /// A folder that a run has left, to read it or to go on with it.
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
+        let folder = Self { root: root.into() };
+        if folder.config().is_file() {
+            Ok(folder)
+        } else {
+            Err(ReportError::NotARun { folder: folder.root })
+        }
+    }
+
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The resolved configuration.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.root.join("config.json")
+    }
+
+    /// The run in one object.
+    #[must_use]
+    pub fn summary(&self) -> PathBuf {
+        self.root.join("summary.json")
+    }
+
+    /// Every metric, one row a step.
+    #[must_use]
+    pub fn steps(&self) -> PathBuf {
+        self.root.join("steps.jsonl")
+    }
+
+    /// Seconds, one row a step; with TensorBoard's `perf/*` and `wall_s` the only place that holds time.
+    #[must_use]
+    pub fn timing(&self) -> PathBuf {
+        self.root.join("timing.jsonl")
+    }
+
+    #[must_use]
+    pub fn findings(&self) -> PathBuf {
+        self.root.join("findings.json")
+    }
+
+    #[must_use]
+    pub fn report(&self) -> PathBuf {
+        self.root.join("report.html")
+    }
+
+    /// The folder of TensorBoard's event files.
+    #[must_use]
+    pub fn tensorboard(&self) -> PathBuf {
+        self.root.join("tb")
+    }
+
+    #[must_use]
+    pub fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+
+    /// One row a request.
+    #[must_use]
+    pub fn rollouts(&self, step: Step) -> PathBuf {
+        self.root.join("rollouts").join(parquet_name(step))
+    }
+
+    /// One row a sampled token.
+    #[must_use]
+    pub fn tokens(&self, step: Step) -> PathBuf {
+        self.root.join("tokens").join(parquet_name(step))
+    }
+}
+
+fn parquet_name(step: Step) -> String {
+    format!("step-{:05}.parquet", step.get())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_never_written_over_another() {
+        for mark in MARKS {
+            let parent = tempfile::tempdir().unwrap();
+            let root = parent.path().join("runs/clean");
+            let folder = RunFolder::create(&root).unwrap();
+            assert_eq!(folder.rollouts(Step::new(7)), root.join("rollouts/step-00007.parquet"));
+            assert!(folder.rollouts(Step::new(7)).parent().unwrap().is_dir());
+            assert!(folder.tokens(Step::new(100_000)).ends_with("step-100000.parquet"));
+            assert!(folder.tensorboard().is_dir());
+
+            RunFolder::create(&root).expect("an empty tree is no run");
+            fs::write(root.join(mark), "{}").unwrap();
+            assert_eq!(
+                RunFolder::create(&root).unwrap_err().to_string(),
+                format!(
+                    "the run folder {} already holds a run ({mark}); pass another --out",
+                    root.display()
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named_with_its_cause() {
+        let parent = tempfile::tempdir().unwrap();
+        let file = parent.path().join("file");
+        fs::write(&file, "").unwrap();
+        let root = file.join("run");
+        let error = RunFolder::create(&root).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("cannot create the folder {}: Not a dir", root.display())),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn only_a_run_opens() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(parent.path()).unwrap();
+        let error = RunFolder::open(parent.path()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("{} is not a run folder: it has no config.json", parent.path().display())
+        );
+        fs::write(folder.config(), "{}").unwrap();
+        assert_eq!(RunFolder::open(parent.path()).unwrap(), folder);
+    }
+}

@@ -1,0 +1,201 @@
+//! Whole files: columns to bytes, and back by name.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::parquet::basic::Compression;
+use ::parquet::column::reader::get_typed_column_reader;
+use ::parquet::data_type::DataType;
+use ::parquet::errors::ParquetError;
+use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::reader::{FileReader, SerializedFileReader};
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::types::Type;
+
+use super::super::disk::write_atomic;
+use super::super::ReportError;
+use super::column::{Cell, Column, EMPTY, NULL};
+
+/// Writes the columns as one row group, atomically.
+pub(super) fn write(path: &Path, columns: Vec<Column>) -> Result<(), ReportError> {
+    let bytes = bytes(columns)
+        .map_err(|source| ReportError::MakeParquet { path: path.to_owned(), source })?;
+    write_atomic(path, &bytes)
+}
+
+fn bytes(columns: Vec<Column>) -> Result<Vec<u8>, ParquetError> {
+    let fields = columns.iter().map(|column| Arc::clone(&column.field)).collect();
+    let schema = Type::group_type_builder("schema").with_fields(fields).build()?;
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::SNAPPY)
+        .set_created_by("gapscope".to_owned())
+        .build();
+    let mut file = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties))?;
+    let mut row_group = file.next_row_group()?;
+    for column in columns {
+        let mut writer = row_group.next_column()?.expect("the schema has this column");
+        (column.write)(&mut writer)?;
+        writer.close()?;
+    }
+    row_group.close()?;
+    file.into_inner()
+}
+
+/// A file to be read column by column.
+pub(super) struct Table {
+    path: PathBuf,
+    reader: SerializedFileReader<File>,
+}
+
+/// One column as it is stored: the cells that have a value, and the levels of all cells.
+struct Stored<T> {
+    cells: Vec<T>,
+    defined: Vec<i16>,
+    repeated: Vec<i16>,
+}
+
+impl Table {
+    pub(super) fn open(path: &Path) -> Result<Self, ReportError> {
+        let file = File::open(path).map_err(ReportError::io("read", path))?;
+        let reader = SerializedFileReader::new(file)
+            .map_err(|source| ReportError::ReadParquet { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), reader })
+    }
+
+    /// As many empty rows as the file has, for the functions below to fill.
+    pub(super) fn empty_rows<R: Default + Clone>(&self) -> Vec<R> {
+        let rows = self.reader.metadata().file_metadata().num_rows();
+        vec![R::default(); usize::try_from(rows).unwrap_or(0)]
+    }
+
+    /// Gives every row its cell of a column without nulls.
+    pub(super) fn required<R, T: Cell>(
+        &self,
+        name: &str,
+        rows: &mut [R],
+        set: impl Fn(&mut R, T),
+    ) -> Result<(), ReportError> {
+        let stored = self.stored::<T>(name, [0, 0])?;
+        self.fill(name, rows, stored.cells, set)
+    }
+
+    /// Gives every row its cell of a column with nulls.
+    pub(super) fn optional<R, T: Cell>(
+        &self,
+        name: &str,
+        rows: &mut [R],
+        set: impl Fn(&mut R, Option<T>),
+    ) -> Result<(), ReportError> {
+        let stored = self.stored::<T>(name, [1, 0])?;
+        let mut cells = stored.cells.into_iter();
+        let cells = stored.defined.iter().map(|&level| {
+            (level > 0).then(|| cells.next().expect("a value for every cell that has one"))
+        });
+        self.fill(name, rows, cells.collect(), set)
+    }
+
+    /// Gives every row its list.
+    pub(super) fn list<R, T: Cell>(
+        &self,
+        name: &str,
+        rows: &mut [R],
+        set: impl Fn(&mut R, Vec<Option<T>>),
+    ) -> Result<(), ReportError> {
+        let stored = self.stored::<T>(name, [2, 1])?;
+        let mut cells = stored.cells.into_iter();
+        let mut lists: Vec<Vec<Option<T>>> = Vec::new();
+        for (&level, &repeated) in stored.defined.iter().zip(&stored.repeated) {
+            if repeated == 0 {
+                lists.push(Vec::new());
+            }
+            let list = lists.last_mut().ok_or_else(|| self.bad(name, "starts inside a list"))?;
+            match level {
+                EMPTY => {}
+                NULL => list.push(None),
+                _ => list.push(Some(cells.next().expect("a value for every cell that has one"))),
+            }
+        }
+        self.fill(name, rows, lists, set)
+    }
+
+    /// As [`Table::list`], where a null in a list is an error.
+    pub(super) fn full_list<R, T: Cell>(
+        &self,
+        name: &str,
+        rows: &mut [R],
+        set: impl Fn(&mut R, Vec<T>),
+    ) -> Result<(), ReportError> {
+        let nulls = std::cell::Cell::new(0_usize);
+        self.list(name, rows, |row, list: Vec<Option<T>>| {
+            let len = list.len();
+            let full: Vec<T> = list.into_iter().flatten().collect();
+            nulls.set(nulls.get() + len - full.len());
+            set(row, full);
+        })?;
+        match nulls.get() {
+            0 => Ok(()),
+            nulls => Err(self.bad(name, format!("{nulls} nulls inside its lists"))),
+        }
+    }
+
+    fn fill<R, C>(
+        &self,
+        name: &str,
+        rows: &mut [R],
+        cells: Vec<C>,
+        set: impl Fn(&mut R, C),
+    ) -> Result<(), ReportError> {
+        if cells.len() != rows.len() {
+            return Err(self.bad(name, format!("{} cells, {} rows", cells.len(), rows.len())));
+        }
+        rows.iter_mut().zip(cells).for_each(|(row, cell)| set(row, cell));
+        Ok(())
+    }
+
+    fn bad(&self, column: &str, found: impl ToString) -> ReportError {
+        let column = column.to_owned();
+        ReportError::BadColumn { path: self.path.clone(), column, found: found.to_string() }
+    }
+
+    /// `levels`: the greatest definition and repetition level that the column must have.
+    fn stored<T: Cell>(&self, name: &str, levels: [i16; 2]) -> Result<Stored<T>, ReportError> {
+        let schema = self.reader.metadata().file_metadata().schema_descr();
+        let index = schema
+            .columns()
+            .iter()
+            .position(|column| column.path().parts()[0] == name)
+            .ok_or_else(|| self.bad(name, "is missing"))?;
+        let column = schema.column(index);
+        let found = [column.max_def_level(), column.max_rep_level()];
+        if column.physical_type() != T::Physical::get_physical_type() || found != levels {
+            return Err(self.bad(name, format!("has another type: {:?}", column.self_type())));
+        }
+        let (mut values, mut defined, mut repeated) = (Vec::new(), Vec::new(), Vec::new());
+        for group in 0..self.reader.num_row_groups() {
+            let mut read = || {
+                let group = self.reader.get_row_group(group)?;
+                let mut rows_left = usize::try_from(group.metadata().num_rows())?;
+                let column = group.get_column_reader(index)?;
+                let mut column = get_typed_column_reader::<T::Physical>(column);
+                while rows_left > 0 {
+                    let (rows, _, _) = column.read_records(
+                        rows_left,
+                        Some(&mut defined),
+                        Some(&mut repeated),
+                        &mut values,
+                    )?;
+                    if rows == 0 {
+                        return Err(ParquetError::EOF(format!("{rows_left} rows are missing")));
+                    }
+                    rows_left -= rows;
+                }
+                Ok(())
+            };
+            read()
+                .map_err(|source| ReportError::ReadParquet { path: self.path.clone(), source })?;
+        }
+        let cells = values.into_iter().map(T::from_parquet).collect::<Result<_, _>>();
+        Ok(Stored { cells: cells.map_err(|error| self.bad(name, error))?, defined, repeated })
+    }
+}

@@ -1,0 +1,148 @@
+//! A run in one object.
+
+use serde::{Serialize, Serializer};
+
+use super::float::{serialize as float, serialize_option as option_float};
+use crate::base::{BlockId, RequestId, Step};
+use crate::gap::{Finding, FindingKind, Legs};
+
+/// `summary.json`. Absent is `null`, never 0: nothing compared has no gap.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Of this layout; 1.
+    pub schema: u32,
+    pub name: String,
+    pub steps_done: u64,
+    /// Sampled tokens that were compared.
+    pub n_tokens: u64,
+    /// Of them, those with a non-finite log-probability on either side.
+    pub nonfinite: u64,
+    pub spike_steps: Vec<Step>,
+    pub first_spike_step: Option<Step>,
+    /// Runs of consecutive spike steps, first and last of each.
+    pub spike_windows: Vec<(Step, Step)>,
+    /// Steps from one window to the next; absent under three windows.
+    #[serde(serialize_with = "option_float")]
+    pub spike_period: Option<f64>,
+    /// Nats, as are the mean and the floor.
+    #[serde(serialize_with = "option_float")]
+    pub gap_max: Option<f64>,
+    #[serde(serialize_with = "option_float")]
+    pub gap_mean: Option<f64>,
+    #[serde(serialize_with = "option_float")]
+    pub frac_bitwise_equal: Option<f64>,
+    #[serde(serialize_with = "option_float")]
+    pub floor: Option<f64>,
+    pub num_blocks: u64,
+    /// Elements from one block's state to the next; absent without a recurrent layer.
+    pub state_stride: Option<u64>,
+    /// The first block whose state index leaves `state_index_bits`, if the pool is large enough to have one.
+    pub first_wrapped_block: Option<u64>,
+    #[serde(serialize_with = "option_float")]
+    pub blocks_per_step: Option<f64>,
+    /// How many times the pool has been gone through.
+    #[serde(serialize_with = "option_float")]
+    pub laps: Option<f64>,
+    pub engine_steps: u64,
+    pub preemptions: u64,
+    /// In short: `findings.json` has all of each.
+    #[serde(serialize_with = "brief")]
+    pub findings: Vec<Finding>,
+    /// Over the first tenth of the steps.
+    #[serde(serialize_with = "option_float")]
+    pub reward_mean_first: Option<f64>,
+    /// Over the last tenth of the steps.
+    #[serde(serialize_with = "option_float")]
+    pub reward_mean_last: Option<f64>,
+    /// Whether a run that is resumed from here ends byte-equal to one that was not interrupted.
+    pub resume_exact: bool,
+    /// Seconds; the only time in this file.
+    #[serde(serialize_with = "float")]
+    pub wall_s: f64,
+}
+
+impl Summary {
+    /// The layout that [`Summary`] describes.
+    pub const SCHEMA: u32 = 1;
+}
+
+/// What the summary says of a finding.
+#[derive(Serialize)]
+struct Brief<'a> {
+    kind: FindingKind,
+    leg: Legs,
+    step: Step,
+    requests: &'a [RequestId],
+    blocks: &'a [BlockId],
+    message: &'a str,
+}
+
+fn brief<S: Serializer>(findings: &[Finding], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(findings.iter().map(|finding| Brief {
+        kind: finding.kind,
+        leg: finding.leg,
+        step: finding.step,
+        requests: &finding.requests,
+        blocks: &finding.blocks,
+        message: &finding.message,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::CompletionIndex;
+
+    #[test]
+    fn absent_is_null_and_a_finding_has_six_fields() {
+        let finding = Finding {
+            kind: FindingKind::AddressWrap,
+            leg: Legs::DecodeTrainer,
+            step: Step::new(3),
+            requests: vec![RequestId::new(3, 0, 1)],
+            requests_total: 1,
+            blocks: vec![BlockId::new(1366)],
+            first_bad_position: Some(CompletionIndex::new(0)),
+            message: "why".to_owned(),
+        };
+        let summary = Summary {
+            schema: Summary::SCHEMA,
+            name: "x".to_owned(),
+            steps_done: 3,
+            n_tokens: 9,
+            nonfinite: 1,
+            spike_steps: vec![Step::new(3)],
+            first_spike_step: Some(Step::new(3)),
+            spike_windows: vec![(Step::new(3), Step::new(3))],
+            spike_period: None,
+            gap_max: Some(f64::INFINITY),
+            gap_mean: Some(0.0),
+            frac_bitwise_equal: Some(1.0),
+            floor: Some(0.0),
+            num_blocks: 1441,
+            state_stride: Some(3072),
+            first_wrapped_block: None,
+            blocks_per_step: Some(120.0),
+            laps: Some(0.25),
+            engine_steps: 7,
+            preemptions: 0,
+            findings: vec![finding],
+            reward_mean_first: None,
+            reward_mean_last: Some(f64::NAN),
+            resume_exact: true,
+            wall_s: 1.5,
+        };
+        assert_eq!(
+            serde_json::to_string(&summary).unwrap(),
+            "{\"schema\":1,\"name\":\"x\",\"steps_done\":3,\"n_tokens\":9,\"nonfinite\":1,\
+             \"spike_steps\":[3],\"first_spike_step\":3,\"spike_windows\":[[3,3]],\
+             \"spike_period\":null,\"gap_max\":\"inf\",\"gap_mean\":0.0,\
+             \"frac_bitwise_equal\":1.0,\"floor\":0.0,\"num_blocks\":1441,\"state_stride\":3072,\
+             \"first_wrapped_block\":null,\"blocks_per_step\":120.0,\"laps\":0.25,\
+             \"engine_steps\":7,\"preemptions\":0,\"findings\":[{\"kind\":\"address_wrap\",\
+             \"leg\":\"decode_trainer\",\"step\":3,\"requests\":[\"s3.p0.r1\"],\
+             \"blocks\":[1366],\"message\":\"why\"}],\"reward_mean_first\":null,\
+             \"reward_mean_last\":\"NaN\",\"resume_exact\":true,\"wall_s\":1.5}"
+        );
+    }
+}
