@@ -1,1 +1,132 @@
-fn main() {}
+//! The command line. Exit codes: 0 done, 1 the input or environment is at fault, 2 usage.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use gapscope::config::{self, Config};
+use gapscope::model::{save_folder, Plan, Preset};
+use gapscope::run;
+
+#[derive(Parser)]
+#[command(version, about, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run an experiment: generate, score before any update, compare, update, report
+    Run {
+        #[command(flatten)]
+        experiment: Experiment,
+        /// Where the run goes [default: runs/NAME]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Print the resolved knobs and what they come to, and stop
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Throughput of generate, score and train
+    Bench {
+        #[command(flatten)]
+        experiment: Experiment,
+    },
+    /// Look at a model folder, or make one
+    #[command(subcommand)]
+    Model(Model),
+    /// Every key of an experiment file
+    Config {
+        /// Print a commented file of all keys with their defaults
+        #[arg(long, required = true)]
+        defaults: bool,
+    },
+}
+
+#[derive(Args)]
+struct Experiment {
+    /// The experiment file
+    #[arg(value_name = "EXP.toml")]
+    file: PathBuf,
+    /// Override a key, such as engine.state_index_bits=32
+    #[arg(long, value_name = "K=V")]
+    set: Vec<String>,
+}
+
+impl Experiment {
+    fn load(&self) -> Result<Config> {
+        Ok(config::load(&self.file, &self.set)?)
+    }
+}
+
+#[derive(Subcommand)]
+enum Model {
+    /// Layer plan, pages, stride, and the first block that each index width wraps
+    Inspect {
+        /// A folder in the Hugging Face layout, or a preset's name
+        model: String,
+        /// Override a key, such as model.dtype=bf16 or engine.mamba_ssm_cache_dtype=float32
+        #[arg(long, value_name = "K=V")]
+        set: Vec<String>,
+    },
+    /// Write a preset with seeded random weights as a Hugging Face folder
+    Init {
+        preset: String,
+        dir: PathBuf,
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// f32 or bf16
+        #[arg(long, default_value = "f32")]
+        dtype: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match execute(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> Result<()> {
+    match command {
+        Command::Run { experiment, out, dry_run } => {
+            let config = experiment.load()?;
+            if dry_run {
+                print!("{}", run::dry_run(&config)?);
+                return Ok(());
+            }
+            let out = out.unwrap_or_else(|| PathBuf::from("runs").join(&config.name));
+            println!("{}", run::run(&config, &out)?);
+            println!("report: {}", out.join("report.html").display());
+        }
+        Command::Bench { experiment } => print!("{}", run::bench(&experiment.load()?)?),
+        Command::Model(Model::Inspect { model, set }) => {
+            print!("{}", run::describe_model(&model_config(&model, &set)?)?);
+        }
+        Command::Model(Model::Init { preset, dir, seed, dtype }) => {
+            let set = [format!("model.dtype={dtype}")];
+            let config = model_config(&preset, &set)?;
+            let plan = Plan::new(Preset::from_name(&preset)?.config());
+            save_folder(&dir, &plan, &Preset::weights(&plan, seed), config.model.dtype)?;
+            println!("{}", dir.display());
+        }
+        Command::Config { defaults: _ } => print!("{}", config::defaults_text()),
+    }
+    Ok(())
+}
+
+/// The configuration of a file that names a model and nothing else.
+fn model_config(model: &str, set: &[String]) -> Result<Config> {
+    let key = if Preset::from_name(model).is_ok() { "preset" } else { "path" };
+    let mut source = toml::Table::new();
+    source.insert(key.to_owned(), model.into());
+    let text = format!("name = \"model\"\nmodel = {}\n", toml::Value::Table(source));
+    Ok(config::parse(&text, "model", set)?)
+}

@@ -23,7 +23,10 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
         rollout: rollout(source),
         task: task(source)?,
         trainer: trainer(source),
-        check: CheckConfig { legs: legs(source) },
+        check: CheckConfig {
+            legs: legs(source),
+            greedy_eval_prompts: source.get("check.greedy_eval_prompts"),
+        },
         checkpoint: CheckpointConfig { save_final: source.get("checkpoint.save_final") },
         sweep: (!source.sweep.is_empty()).then(|| source.sweep.clone()),
     };

@@ -240,6 +240,8 @@ pub enum Fault {
 pub struct CheckConfig {
     /// `decode` and `trainer` are always among them.
     pub legs: Vec<Leg>,
+    /// Problems answered greedily after the last step; 0 for none.
+    pub greedy_eval_prompts: u32,
 }
 
 /// One way of getting the log-probability of a sampled token.

@@ -12,7 +12,7 @@ mod measures;
 mod pair;
 mod place;
 mod sequences;
-mod stats;
+pub mod stats;
 mod summary;
 mod table;
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::ReportError;
 
-/// Replaces `path` by `bytes`; a reader sees the old file or the new one, and after an error the old one.
+/// Replaces `path` by `bytes`; a reader sees the old file or the new one, and after an error the
+/// old one.
 pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
     let temporary = temporary(path);
     let written = File::create(&temporary).and_then(|mut file| {
@@ -20,7 +21,8 @@ pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), ReportError>
     })
 }
 
-/// In the same folder, so that the rename stays within one file system; hidden, so that no glob finds it.
+/// In the same folder, so that the rename stays within one file system; hidden, so that no glob
+/// finds it.
 fn temporary(path: &Path) -> PathBuf {
     let name = path.file_name().expect("a report path names a file").to_string_lossy();
     path.with_file_name(format!(".{name}.tmp"))

@@ -16,7 +16,8 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Makes the folder and those in it. A folder that holds a run is refused; other files in it are left alone.
+    /// Makes the folder and those in it. A folder that holds a run is refused; other files in it
+    /// are left alone.
     pub fn create(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
         let folder = Self { root: root.into() };
         for file in MARKS {
@@ -64,7 +65,8 @@ impl RunFolder {
         self.root.join("steps.jsonl")
     }
 
-    /// Seconds, one row a step; with TensorBoard's `perf/*` and `wall_s` the only place that holds time.
+    /// Seconds, one row a step; with TensorBoard's `perf/*` and `wall_s` the only place that holds
+    /// time.
     #[must_use]
     pub fn timing(&self) -> PathBuf {
         self.root.join("timing.jsonl")

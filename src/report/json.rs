@@ -12,7 +12,8 @@ use crate::base::Step;
 
 /// Writes `value` as one indented JSON document, atomically.
 ///
-/// The value's own `Serialize` must keep non-finite floats: serde_json makes them `null`, which means absent.
+/// The value's own `Serialize` must keep non-finite floats: serde_json makes them `null`, which
+/// means absent.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), ReportError> {
     let mut bytes = serde_json::to_vec_pretty(value)
         .map_err(|source| ReportError::MakeJson { path: path.to_owned(), source })?;

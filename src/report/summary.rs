@@ -1,5 +1,7 @@
 //! A run in one object.
 
+use std::fmt;
+
 use serde::{Serialize, Serializer};
 
 use super::float::{serialize as float, serialize_option as option_float};
@@ -36,7 +38,8 @@ pub struct Summary {
     pub num_blocks: u64,
     /// Elements from one block's state to the next; absent without a recurrent layer.
     pub state_stride: Option<u64>,
-    /// The first block whose state index leaves `state_index_bits`, if the pool is large enough to have one.
+    /// The first block whose state index leaves `state_index_bits`, if the pool is large enough to
+    /// have one.
     pub first_wrapped_block: Option<u64>,
     #[serde(serialize_with = "option_float")]
     pub blocks_per_step: Option<f64>,
@@ -64,6 +67,26 @@ pub struct Summary {
 impl Summary {
     /// The layout that [`Summary`] describes.
     pub const SCHEMA: u32 = 1;
+}
+
+/// A few lines for a terminal.
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |value: Option<f64>| value.map_or("no data".to_owned(), |v| v.to_string());
+        let Self { name, steps_done, n_tokens, nonfinite, .. } = self;
+        writeln!(
+            f,
+            "{name}: {steps_done} steps, {n_tokens} tokens compared, {nonfinite} nonfinite"
+        )?;
+        let (gap, equal) = (number(self.gap_max), number(self.frac_bitwise_equal));
+        writeln!(f, "gap_max {gap}  frac_bitwise_equal {equal}  spikes {:?}", self.spike_steps)?;
+        let (first, last) = (number(self.reward_mean_first), number(self.reward_mean_last));
+        writeln!(f, "reward {first} -> {last}  ({:.1} s)", self.wall_s)?;
+        for finding in &self.findings {
+            writeln!(f, "finding, step {}: {}", finding.step, finding.message)?;
+        }
+        write!(f, "{} finding(s)", self.findings.len())
+    }
 }
 
 /// What the summary says of a finding.

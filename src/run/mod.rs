@@ -1,1 +1,52 @@
 //! The loop. The only room that reads the clock or starts processes.
+
+mod bench;
+mod describe;
+mod parts;
+mod progress;
+mod recorder;
+mod session;
+
+use std::path::Path;
+
+use anyhow::Result;
+
+pub use bench::bench;
+pub use describe::{describe_model, dry_run};
+pub use session::{Comparison, Evaluation, Session};
+
+use crate::base::Step;
+use crate::config::Config;
+use crate::report::{RunFolder, Summary};
+use recorder::Recorder;
+
+/// One experiment: every step generates, scores before any update, compares, updates, reports.
+///
+/// # Errors
+/// Whatever is wrong with the experiment, its model or the disk. What was already reported stays.
+pub fn run(config: &Config, out: &Path) -> Result<Summary> {
+    let mut session = Session::open(config)?;
+    let mut recorder = Recorder::create(RunFolder::create(out)?, &session)?;
+    let done = steps(&mut session, &mut recorder);
+    recorder.finish(&session, done)
+}
+
+fn steps(session: &mut Session, recorder: &mut Recorder) -> Result<()> {
+    session.warm_start(|step, loss| recorder.warm_step(step, loss))?;
+    for step in (1..=session.config.steps).map(Step::new) {
+        let mut clock = recorder.clock();
+        let mut rollouts = session.generate(step)?;
+        clock.lap("generate");
+        session.score(&mut rollouts)?;
+        clock.lap("score");
+        let comparison = session.compare(step, &mut rollouts)?;
+        clock.lap("compare");
+        let updates = session.update(&rollouts);
+        clock.lap("update");
+        // A step whose update failed is reported all the same: its gap may say why.
+        let reports = updates.as_deref().unwrap_or_default();
+        recorder.step(session, &comparison, &rollouts, reports, clock)?;
+        updates?;
+    }
+    Ok(())
+}

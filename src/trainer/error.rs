@@ -5,15 +5,6 @@ use crate::base::Rank;
 /// A refusal of the trainer. Nothing was updated when one is returned.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainerError {
-    #[error(
-        "a group-relative advantage needs at least 2 rollouts of a prompt, found {found}: raise \
-         rollout.rollouts_per_prompt or set trainer.update = \"none\""
-    )]
-    GroupTooSmall { found: usize },
-
-    #[error("rollout {index} of its group has the reward {value}: a reward must be finite")]
-    NonFiniteReward { index: usize, value: f64 },
-
     #[error("the minibatch has no token under its loss mask, so that no loss is defined")]
     NoTokens,
 

@@ -16,35 +16,6 @@ use std::ops::Range;
 use super::TrainerError;
 use crate::config::{LossAggregation, TrainerConfig};
 
-/// Added to a group's standard deviation before dividing by it.
-const ADVANTAGE_EPS: f64 = 1e-6;
-
-/// Advantages of one prompt's rollouts: rewards minus their mean and, where `scale` asks for it,
-/// over their sample standard deviation (n - 1) plus 1e-6. Equal rewards give exactly 0.
-///
-/// # Errors
-/// [`TrainerError::GroupTooSmall`] under two rollouts; [`TrainerError::NonFiniteReward`].
-pub fn group_advantages(rewards: &[f64], scale: bool) -> Result<Vec<f64>, TrainerError> {
-    let n = rewards.len();
-    if n < 2 {
-        return Err(TrainerError::GroupTooSmall { found: n });
-    }
-    if let Some(index) = rewards.iter().position(|reward| !reward.is_finite()) {
-        return Err(TrainerError::NonFiniteReward { index, value: rewards[index] });
-    }
-    // Measured from the first reward, equal rewards have a mean of exactly 0; the plain mean of
-    // three times 0.1 is not 0.1, and what is left would be divided by almost nothing.
-    let offsets: Vec<f64> = rewards.iter().map(|reward| reward - rewards[0]).collect();
-    let mean = offsets.iter().sum::<f64>() / n as f64;
-    let centred: Vec<f64> = offsets.iter().map(|offset| offset - mean).collect();
-    if !scale {
-        return Ok(centred);
-    }
-    let variance = centred.iter().map(|x| x * x).sum::<f64>() / (n - 1) as f64;
-    let divisor = variance.sqrt() + ADVANTAGE_EPS;
-    Ok(centred.into_iter().map(|x| x / divisor).collect())
-}
-
 /// The knobs of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {

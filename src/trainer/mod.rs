@@ -5,6 +5,7 @@
 
 pub mod adamw;
 pub mod collective;
+mod dims;
 mod error;
 pub mod grpo;
 mod head;

@@ -1,5 +1,5 @@
-"""Prints what polars and DuckDB find in Parquet files, as one JSON object: reader -> schema and rows
-of each file, in the order given.
+"""Prints what polars and DuckDB find in Parquet files, as one JSON object: reader -> schema and
+rows of each file, in the order given.
 
 Usage: read_parquet.py FILE... Needs the packages polars and duckdb.
 """

@@ -16,15 +16,8 @@ pub struct Category<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chart<'a> {
     pub title: &'a str,
-    pub lines: Lines<'a>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Lines<'a> {
-    /// Every tag that one of these regular expressions matches from its beginning.
-    Tags(&'a [&'a str]),
-    /// A line in a band; exact tags.
-    Band { value: &'a str, lower: &'a str, upper: &'a str },
+    /// Regular expressions: every tag that one of them matches from its beginning is a line.
+    pub tags: &'a [&'a str],
 }
 
 /// Opens on the gap, its size above its exactness, and folds what is only sometimes asked for.
@@ -35,44 +28,41 @@ pub const GAP_FIRST: &[Category<'static>] = &[
         charts: &[
             Chart {
                 title: "Size of |d|: mean, p999, max (nats)",
-                lines: Lines::Tags(&["gap/logp_abs_diff_(mean|p999|max)$"]),
+                tags: &["gap/logp_abs_diff_(mean|p999|max)$"],
             },
             Chart {
                 title: "Tokens bit-equal (fraction), spike (0 or 1)",
-                lines: Lines::Tags(&["gap/frac_bitwise_equal$", "gap/spike$"]),
+                tags: &["gap/frac_bitwise_equal$", "gap/spike$"],
             },
             Chart {
                 title: "k3 and token_mult_prob_error",
-                lines: Lines::Tags(&["gap/k3_mean$", "gap/token_mult_prob_error$"]),
+                tags: &["gap/k3_mean$", "gap/token_mult_prob_error$"],
             },
-            Chart {
-                title: "Tokens with a non-finite logprob (count)",
-                lines: Lines::Tags(&["gap/nonfinite$"]),
-            },
+            Chart { title: "Tokens with a non-finite logprob (count)", tags: &["gap/nonfinite$"] },
         ],
     },
     Category {
         title: "Reward",
         closed: false,
-        charts: &[Chart { title: "Reward", lines: Lines::Tags(&["reward/.*"]) }],
+        charts: &[Chart { title: "Reward", tags: &["reward/.*"] }],
     },
     Category {
         title: "Loss",
         closed: true,
-        charts: &[Chart { title: "Loss and its terms", lines: Lines::Tags(&["loss/.*"]) }],
+        charts: &[Chart { title: "Loss and its terms", tags: &["loss/.*"] }],
     },
     Category {
         title: "Rollouts and pool",
         closed: true,
         charts: &[
-            Chart { title: "Rollouts", lines: Lines::Tags(&["rollout/.*"]) },
-            Chart { title: "Block pool", lines: Lines::Tags(&["pool/.*"]) },
+            Chart { title: "Rollouts", tags: &["rollout/.*"] },
+            Chart { title: "Block pool", tags: &["pool/.*"] },
         ],
     },
     Category {
         title: "Speed",
         closed: true,
-        charts: &[Chart { title: "Speed", lines: Lines::Tags(&["perf/.*"]) }],
+        charts: &[Chart { title: "Speed", tags: &["perf/.*"] }],
     },
 ];
 
@@ -94,18 +84,7 @@ fn category(category: &Category<'_>) -> proto::Category {
 fn chart(chart: &Chart<'_>) -> proto::Chart {
     let mut message = proto::Chart::new();
     message.set_title(chart.title.to_owned());
-    match chart.lines {
-        Lines::Tags(patterns) => {
-            let patterns = patterns.iter().map(|&pattern| pattern.to_owned());
-            message.mut_multiline().set_tag(patterns.collect());
-        }
-        Lines::Band { value, lower, upper } => {
-            let mut series = proto::MarginChartContent_Series::new();
-            series.set_value(value.to_owned());
-            series.set_lower(lower.to_owned());
-            series.set_upper(upper.to_owned());
-            message.mut_margin().set_series(vec![series].into());
-        }
-    }
+    let tags = chart.tags.iter().map(|&tag| tag.to_owned());
+    message.mut_multiline().set_tag(tags.collect());
     message
 }

@@ -14,7 +14,8 @@ use super::SessionEnd;
 
 const HISTOGRAM_BUCKETS: usize = 30;
 
-/// `SummaryMetadata.data_class`, a field that the crate's older message lacks: its number and values.
+/// `SummaryMetadata.data_class`, a field that the crate's older message lacks: its number and
+/// values.
 const DATA_CLASS_FIELD: u32 = 4;
 const SCALAR: u64 = 1;
 const TENSOR: u64 = 2;
@@ -178,7 +179,8 @@ fn tensor(dtype: DataType, shape: &[i64]) -> TensorProto {
     tensor
 }
 
-/// The nearest f32 that tells the same story: what is not 0 does not become 0, what is finite stays so.
+/// The nearest f32 that tells the same story: what is not 0 does not become 0, what is finite stays
+/// so.
 fn to_f32(value: f64) -> f32 {
     let rounded = value as f32;
     if rounded == 0.0 && value != 0.0 {
@@ -190,7 +192,8 @@ fn to_f32(value: f64) -> f32 {
     }
 }
 
-/// Equal buckets from the least to the greatest finite value; one without width if they are the same.
+/// Equal buckets from the least to the greatest finite value; one without width if they are the
+/// same.
 fn buckets(values: &[f64]) -> Vec<[f64; 3]> {
     let finite = || values.iter().copied().filter(|value| value.is_finite());
     let (low, high) = finite()

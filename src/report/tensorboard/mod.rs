@@ -16,7 +16,7 @@ use tensorboard_proto::summary::Summary_Value;
 use tensorboard_rs::record_writer::RecordWriter;
 
 pub use file_name::FileName;
-pub use layout::{Category, Chart, Lines, GAP_FIRST};
+pub use layout::{Category, Chart, GAP_FIRST};
 
 use super::disk::Appender;
 use super::{ReportError, Scalar};
@@ -70,7 +70,8 @@ impl Writer {
     /// Goes on with a run in a new file, whose first step is `first_step`.
     ///
     /// The file says so in its second record, and readers drop what earlier files hold of that step
-    /// and later ones. Its name sorts behind theirs, because readers take files in the order of names.
+    /// and later ones. Its name sorts behind theirs, because readers take files in the order of
+    /// names.
     pub fn resume(
         folder: &Path,
         name: &FileName<'_>,

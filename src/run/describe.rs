@@ -1,0 +1,121 @@
+//! What a model and an experiment come to, before anything runs.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+
+use super::parts;
+use crate::base::Step;
+use crate::config::{Config, Update};
+use crate::engine::{self, Layout};
+use crate::model::{MixerKind, Numerics, Plan};
+use crate::rollout::{Draw, Task};
+
+/// Index widths that the table of first wrapped blocks shows.
+const WIDTHS: [u32; 5] = [16, 22, 24, 31, 32];
+
+/// `model inspect`: layer plan, pages, stride, and where each index width would wrap.
+///
+/// # Errors
+/// A folder without a readable `config.json`.
+pub fn describe_model(config: &Config) -> Result<String> {
+    let plan = parts::plan(config)?;
+    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let layout = engine::layout(&plan, &num, &config.engine)?;
+    let mut text = String::new();
+    write_layers(&mut text, &plan, &num)?;
+    write_layout(&mut text, &layout)?;
+    Ok(text)
+}
+
+fn write_layers(text: &mut String, plan: &Plan, num: &Numerics) -> Result<()> {
+    let (params, bytes) = (plan.num_parameters(), plan.num_parameters() * num.dtype.bytes());
+    writeln!(text, "parameters        {params} ({bytes} bytes in {:?})", num.dtype)?;
+    writeln!(text, "vocabulary        {}", plan.config.vocab_size)?;
+    writeln!(text, "hidden            {}", plan.config.hidden_size)?;
+    let of = |kind| plan.layers.iter().filter(|&&layer| layer == kind).count();
+    let (mamba, attention) = (of(MixerKind::Mamba), of(MixerKind::Attention));
+    writeln!(
+        text,
+        "layers            {} ({mamba} mamba, {attention} attention)",
+        plan.layers.len()
+    )?;
+    for (index, kind) in plan.layers.iter().enumerate() {
+        let kind = if *kind == MixerKind::Mamba { "mamba" } else { "attention" };
+        writeln!(text, "  {index:<4}{kind}")?;
+    }
+    Ok(())
+}
+
+fn write_layout(text: &mut String, layout: &Layout) -> Result<()> {
+    let groups = layout.groups.len();
+    let (mamba, attention) = (layout.num_mamba_groups, groups - layout.num_mamba_groups);
+    writeln!(text, "groups            {groups} ({mamba} mamba, {attention} attention)")?;
+    writeln!(text, "raw buffers       {}", layout.num_buffers)?;
+    writeln!(text, "page              {} bytes", layout.page_bytes)?;
+    if let Some(tokens) = layout.block_tokens {
+        writeln!(text, "attention block   {tokens} tokens")?;
+    }
+    let Some(stride) = layout.state_stride else { return Ok(()) };
+    writeln!(text, "state stride      {stride} elements")?;
+    writeln!(text, "first wrapped block, by engine.state_index_bits:")?;
+    for bits in WIDTHS {
+        let first = layout.first_wrapped_block(bits);
+        let first = first.map_or("none".to_owned(), |block| block.to_string());
+        writeln!(text, "  {bits:<4}{first}")?;
+    }
+    Ok(())
+}
+
+/// `run --dry-run`: the resolved knobs and what they come to.
+///
+/// # Errors
+/// Whatever `run` would refuse before its first step.
+pub fn dry_run(config: &Config) -> Result<String> {
+    let plan = parts::plan(config)?;
+    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let layout = engine::layout(&plan, &num, &config.engine)?;
+    let num_blocks = layout.num_blocks(&engine::block_memory(&plan, &num, &config.engine))?;
+    let codec = parts::codec(config, &plan.config)?;
+    let task = Task::new(&config.task, config.seed, codec.into())?;
+    let problems = task.problems(Draw::Rollouts, Step::new(1), config.rollout.prompts_per_step)?;
+
+    let new = config.rollout.max_new_tokens;
+    let tokens = |prompt: usize| (prompt as u32 + new).min(config.engine.max_model_len) - 1;
+    let each = u64::from(config.rollout.rollouts_per_prompt);
+    let blocks_per_step: u64 =
+        problems.iter().map(|p| layout.blocks_for(tokens(p.prompt.len())) * each).sum();
+    let usable = u64::from(num_blocks) - 1;
+    let laps = (blocks_per_step * config.steps) as f64 / usable as f64;
+
+    let mut text = config.to_json();
+    writeln!(text)?;
+    write_layers(&mut text, &plan, &num)?;
+    write_layout(&mut text, &layout)?;
+    writeln!(text, "blocks            {num_blocks} (block 0 is the null block)")?;
+    let bits = config.engine.state_index_bits;
+    let first = layout.first_wrapped_block(bits).filter(|block| block.get() < num_blocks);
+    let first = first.map_or("none".to_owned(), |block| block.to_string());
+    writeln!(text, "first wrapped     {first} (at {bits} bits, in this pool)")?;
+    writeln!(text, "blocks a step     {blocks_per_step} (at full length, without preemption)")?;
+    writeln!(text, "laps              {laps:.2} over {} steps", config.steps)?;
+    write_memory(&mut text, config, &plan, &layout, num_blocks)?;
+    Ok(text)
+}
+
+fn write_memory(
+    text: &mut String,
+    config: &Config,
+    plan: &Plan,
+    layout: &Layout,
+    num_blocks: u32,
+) -> Result<()> {
+    let params = plan.num_parameters();
+    let pool = layout.block_bytes() * u64::from(num_blocks);
+    // The CPU's packed weights are f32 whatever the compute dtype.
+    let engine = params * 4;
+    let master = params * 4;
+    let optimizer = if config.trainer.update == Update::Adamw { params * 8 } else { 0 };
+    writeln!(text, "memory            pool {pool} B, engine weights {engine} B, master weights {master} B, optimizer {optimizer} B")?;
+    Ok(())
+}

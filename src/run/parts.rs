@@ -1,0 +1,51 @@
+//! From an experiment's words to its model and text.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use crate::config::{Config, ModelSource};
+use crate::model::{load_master, HfConfig, Numerics, Plan, Preset};
+use crate::rollout::{Codec, SpecialTokens};
+
+/// A model, loaded.
+pub(super) struct Parts {
+    pub plan: Plan,
+    /// Each unit's flat f32 weights.
+    pub master: Vec<Vec<f32>>,
+    pub num: Numerics,
+    pub codec: Arc<Codec>,
+}
+
+pub(super) fn load(config: &Config) -> Result<Parts> {
+    let (plan, master) = match &config.model.source {
+        ModelSource::Path(folder) => load_master(folder)?,
+        ModelSource::Preset(name) => {
+            let plan = Plan::new(Preset::from_name(name)?.config());
+            let master = Preset::weights(&plan, config.seed);
+            (plan, master)
+        }
+    };
+    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let codec = Arc::new(codec(config, &plan.config)?);
+    Ok(Parts { plan, master, num, codec })
+}
+
+/// The layer plan alone, without weights.
+pub(super) fn plan(config: &Config) -> Result<Plan> {
+    Ok(Plan::new(match &config.model.source {
+        ModelSource::Path(folder) => HfConfig::read(&folder.join("config.json"))?,
+        ModelSource::Preset(name) => Preset::from_name(name)?.config(),
+    }))
+}
+
+pub(super) fn codec(config: &Config, hf: &HfConfig) -> Result<Codec> {
+    let vocab_size = u32::try_from(hf.vocab_size)?;
+    let special =
+        SpecialTokens { pad: hf.pad_token_id, bos: hf.bos_token_id, eos: hf.eos_token_ids.clone() };
+    Ok(match &config.model.source {
+        ModelSource::Path(folder) => Codec::open(Path::new(folder), vocab_size, special)?,
+        ModelSource::Preset(_) => Codec::bytes(vocab_size, special)?,
+    })
+}

@@ -1,0 +1,71 @@
+//! What a person watching sees: a bar on a terminal, plain lines elsewhere. All on stderr.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::session::Evaluation;
+use crate::base::Step;
+use crate::report::html::StepPoint;
+
+pub(super) struct Progress {
+    bar: Option<ProgressBar>,
+    steps: u64,
+}
+
+impl Progress {
+    pub(super) fn new(steps: u64) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style =
+                ProgressStyle::with_template("{bar:24} {pos}/{len} [{elapsed}<{eta}] {msg}");
+            ProgressBar::new(steps).with_style(style.expect("the template is well formed"))
+        });
+        Self { bar, steps }
+    }
+
+    fn line(&self, text: String, advance: bool) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(text);
+                bar.inc(u64::from(advance));
+            }
+            None => eprintln!("{text}"),
+        }
+    }
+
+    pub(super) fn warm_start(&self, step: Step, loss: f64) {
+        if self.bar.is_some() || step.get().is_multiple_of(50) || step.get() == 1 {
+            self.line(format!("warm start {step}: loss {loss:.4}"), false);
+        }
+    }
+
+    pub(super) fn step(&self, step: Step, point: &StepPoint, findings: usize) {
+        let number = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.3e}"));
+        let reward = point.reward_mean.map_or("-".to_owned(), |v| format!("{v:.3}"));
+        let gap = match point.gap.gap_max {
+            Some(0.0) => "0".to_owned(),
+            other => number(other),
+        };
+        let spike =
+            if point.gap.spike { format!("  SPIKE, {findings} finding(s)") } else { String::new() };
+        let (at, of) = (step.get(), self.steps);
+        self.line(format!("step {at}/{of}  reward {reward}  gap max {gap}{spike}"), true);
+    }
+
+    pub(super) fn evaluation(&self, found: &Evaluation) {
+        let number = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.3}"));
+        let (reward, std) = (number(found.greedy_reward_mean), number(found.logits_std));
+        let text =
+            format!("greedy reward {reward} on {} problems, logits std {std}", found.prompts);
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => eprintln!("{text}"),
+        }
+    }
+
+    pub(super) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish();
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Hands what a step found to everything that a run leaves.
+
+use std::process;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+
+use super::progress::Progress;
+use super::session::{Comparison, Session};
+use crate::base::{Position, Step};
+use crate::config::{self, Config, Update};
+use crate::engine::{FinishReason, Statistics};
+use crate::gap::{self, stats, Finding, Totals};
+use crate::model::save_folder;
+use crate::report::html::{self, Page, StepPoint, WorstToken};
+use crate::report::tensorboard::{FileName, SessionEnd, Writer, GAP_FIRST};
+use crate::report::{self, parquet, RunFolder, Scalar, StepLog, Summary};
+use crate::rollout::Rollout;
+use crate::trainer::UpdateReport;
+
+/// Tokens on the report's first screen.
+const WORST_KEPT: usize = 10;
+/// What a record calls the engine that made it.
+const ENGINE: &str = "embedded";
+
+/// The open files of one run.
+pub(super) struct Recorder {
+    folder: RunFolder,
+    steps: StepLog,
+    timing: StepLog,
+    tensorboard: Writer,
+    progress: Progress,
+    started: Instant,
+    totals: Totals,
+    points: Vec<StepPoint>,
+    findings: Vec<Finding>,
+    worst: Vec<WorstToken>,
+    /// The engine's counts before the step, for what the step itself did.
+    before: Statistics,
+}
+
+/// Seconds of each part of a step, in order.
+pub(super) struct Clock {
+    last: Instant,
+    laps: Vec<(&'static str, f64)>,
+}
+
+impl Clock {
+    pub(super) fn lap(&mut self, part: &'static str) {
+        let now = Instant::now();
+        self.laps.push((part, (now - self.last).as_secs_f64()));
+        self.last = now;
+    }
+}
+
+/// Seconds since 1970, for TensorBoard's axis alone.
+fn wall_time_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+fn scalar(tag: &str, value: Option<f64>, description: &str) -> Scalar {
+    Scalar { tag: tag.to_owned(), value, description: description.to_owned() }
+}
+
+impl Recorder {
+    /// Writes what is known before the first step: config, hparams, layout.
+    pub(super) fn create(folder: RunFolder, session: &Session) -> Result<Self> {
+        let config = &session.config;
+        let path = folder.config();
+        std::fs::write(&path, config.to_json())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let now = wall_time_s();
+        let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "localhost".to_owned());
+        let name = FileName { seconds: now as u64, host: &host, pid: process::id(), n: 0 };
+        let mut tensorboard = Writer::create(&folder.tensorboard(), &name, now)?;
+        let headlines: Vec<String> =
+            gap::HEADLINES.iter().map(|name| format!("gap/{name}")).collect();
+        let mut metrics: Vec<&str> = headlines.iter().map(String::as_str).collect();
+        metrics.push("reward/mean");
+        tensorboard.session_start(now, &config.name, &report::flatten(config), &metrics)?;
+        tensorboard.layout(now, GAP_FIRST)?;
+        tensorboard.flush()?;
+        Ok(Self {
+            steps: StepLog::create(&folder.steps())?,
+            timing: StepLog::create(&folder.timing())?,
+            folder,
+            tensorboard,
+            progress: Progress::new(config.steps),
+            started: Instant::now(),
+            totals: Totals::default(),
+            points: Vec::new(),
+            findings: Vec::new(),
+            worst: Vec::new(),
+            before: session.engine.statistics(),
+        })
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        Clock { last: Instant::now(), laps: Vec::new() }
+    }
+
+    /// One supervised step before the loop.
+    pub(super) fn warm_step(&mut self, step: Step, loss: f64) -> Result<()> {
+        let about = "mean cross entropy of the task's own answers, nats a token";
+        let scalars = [scalar("warm_start/loss", Some(loss), about)];
+        self.tensorboard.scalars(step, wall_time_s(), &scalars)?;
+        self.tensorboard.flush()?;
+        self.progress.warm_start(step, loss);
+        Ok(())
+    }
+
+    /// One step of the loop, to every file.
+    pub(super) fn step(
+        &mut self,
+        session: &Session,
+        comparison: &Comparison,
+        rollouts: &[Rollout],
+        updates: &[UpdateReport],
+        mut clock: Clock,
+    ) -> Result<()> {
+        let step = comparison.step;
+        parquet::write_rollouts(&self.folder.rollouts(step), rollouts, ENGINE)?;
+        parquet::write_tokens(&self.folder.tokens(step), rollouts)?;
+        let mut scalars = gap_scalars(comparison, rollouts);
+        scalars.extend(rollout_scalars(rollouts));
+        scalars.extend(reward_scalars(rollouts, session.config.rollout.rollouts_per_prompt));
+        scalars.extend(updates.last().map(loss_scalars).unwrap_or_default());
+        scalars.extend(self.pool_scalars(session));
+        let row = scalars.iter().map(|scalar| (scalar.tag.as_str(), scalar.value));
+        self.steps.append(step, row)?;
+        self.keep(session, comparison, rollouts);
+
+        clock.lap("report");
+        let mut perf: Vec<(String, f64)> =
+            clock.laps.iter().map(|(part, s)| (format!("perf/{part}_s"), *s)).collect();
+        let tokens: usize = rollouts.iter().map(|rollout| rollout.completion.tokens.len()).sum();
+        perf.push(("perf/sampled_tokens_per_s".into(), tokens as f64 / clock.laps[0].1));
+        self.timing.append(step, perf.iter().map(|(tag, s)| (tag.as_str(), Some(*s))))?;
+        scalars.extend(perf.iter().map(|(tag, s)| scalar(tag, Some(*s), "wall clock")));
+
+        let now = wall_time_s();
+        self.tensorboard.scalars(step, now, &scalars)?;
+        let d: Vec<f64> = comparison.pairs.finite().map(gap::PairedToken::d).collect();
+        let about = "d = logp_trainer - logp_rollout of each sampled token, nats";
+        self.tensorboard.histogram(step, now, "gap_detail/d", about, &d)?;
+        if !comparison.findings.is_empty() {
+            self.tensorboard.findings(step, now, &comparison.findings)?;
+        }
+        self.tensorboard.flush()?;
+        let point = self.points.last().expect("the step was just kept");
+        self.progress.step(step, point, comparison.findings.len());
+        Ok(())
+    }
+
+    /// What the summary and the page will need.
+    fn keep(&mut self, session: &Session, comparison: &Comparison, rollouts: &[Rollout]) {
+        self.totals.add(&comparison.gap);
+        self.findings.extend(comparison.findings.iter().cloned());
+        let rewards: Vec<f64> = rollouts.iter().map(|rollout| rollout.reward).collect();
+        self.points.push(StepPoint { gap: comparison.gap, reward_mean: stats::mean(&rewards) });
+        let floor = session.floor();
+        let bad = |found: &gap::WorstToken| found.gap > floor || found.gap.is_nan();
+        let found = gap::worst(&comparison.pairs, WORST_KEPT).into_iter().filter(bad);
+        self.worst.extend(found.map(|found| in_text(session, rollouts, found)));
+        self.worst.sort_by(|a, b| b.found.gap.total_cmp(&a.found.gap));
+        self.worst.truncate(WORST_KEPT);
+    }
+
+    fn pool_scalars(&mut self, session: &Session) -> Vec<Scalar> {
+        let (now, before) = (session.engine.statistics(), self.before);
+        self.before = now;
+        let pool = session.engine.pool();
+        let taken = now.blocks_taken as f64;
+        let count = |value: u64| Some(value as f64);
+        vec![
+            scalar(
+                "pool/blocks_taken",
+                count(now.blocks_taken - before.blocks_taken),
+                "blocks handed out in this step",
+            ),
+            scalar(
+                "pool/laps",
+                Some(taken / pool.num_usable() as f64),
+                "times the pool has been gone through, since the start",
+            ),
+            scalar(
+                "pool/preemptions",
+                count(now.preemptions - before.preemptions),
+                "requests that lost their blocks and were recomputed, in this step",
+            ),
+            scalar(
+                "pool/engine_steps",
+                count(now.engine_steps - before.engine_steps),
+                "forward passes of the engine in this step",
+            ),
+            scalar(
+                "pool/free_blocks",
+                Some(pool.free_blocks().len() as f64),
+                "blocks in the free list after the step",
+            ),
+        ]
+    }
+
+    /// Closes every file, whatever ended the loop, and says what the run was.
+    pub(super) fn finish(mut self, session: &Session, done: Result<()>) -> Result<Summary> {
+        let now = wall_time_s();
+        if done.is_ok() {
+            self.leave_model(session)?;
+        }
+        let summary = self.summary(session);
+        report::write_json(&self.folder.findings(), &self.findings)?;
+        report::write_json(&self.folder.summary(), &summary)?;
+        let page = Page {
+            summary: &summary,
+            points: &self.points,
+            changes: &report::changes(&session.config, &defaults()),
+            worst: &self.worst,
+        };
+        html::write(&self.folder.report(), &page)?;
+        let end = if done.is_ok() { SessionEnd::Success } else { SessionEnd::Failure };
+        self.tensorboard.session_end(now, end)?;
+        self.tensorboard.flush()?;
+        self.progress.finish();
+        done.map(|()| summary)
+    }
+
+    /// The greedy evaluation and the final weights, where they are asked for.
+    fn leave_model(&mut self, session: &Session) -> Result<()> {
+        let config = &session.config;
+        if config.check.greedy_eval_prompts > 0 {
+            let found = session.evaluate(config.check.greedy_eval_prompts)?;
+            let path = self.folder.root().join("evaluation.json");
+            report::write_json(&path, &found)?;
+            self.progress.evaluation(&found);
+        }
+        if config.checkpoint.save_final && config.trainer.update == Update::Adamw {
+            let folder = self.folder.checkpoints().join("final");
+            save_folder(&folder, &session.plan, &session.trainer.master()?, config.model.dtype)?;
+        }
+        Ok(())
+    }
+
+    fn summary(&self, session: &Session) -> Summary {
+        let (engine, totals) = (&session.engine, &self.totals);
+        let statistics = engine.statistics();
+        let (layout, pool) = (engine.layout(), engine.pool());
+        let bits = session.config.engine.state_index_bits;
+        let first_wrapped =
+            layout.first_wrapped_block(bits).filter(|block| block.get() < pool.num_blocks());
+        let per_step =
+            |count: u64| (totals.steps_done > 0).then(|| count as f64 / totals.steps_done as f64);
+        let rewards: Vec<f64> = self.points.iter().filter_map(|point| point.reward_mean).collect();
+        let tenth = rewards.len().div_ceil(10);
+        Summary {
+            schema: Summary::SCHEMA,
+            name: session.config.name.clone(),
+            steps_done: totals.steps_done,
+            n_tokens: totals.n_tokens,
+            nonfinite: totals.nonfinite,
+            spike_steps: totals.spike_steps.clone(),
+            first_spike_step: totals.first_spike_step(),
+            spike_windows: totals.spike_windows(),
+            spike_period: totals.spike_period(),
+            gap_max: totals.gap_max,
+            gap_mean: totals.gap_mean(),
+            frac_bitwise_equal: totals.frac_bitwise_equal(),
+            floor: Some(session.floor()),
+            num_blocks: u64::from(pool.num_blocks()),
+            state_stride: layout.state_stride,
+            first_wrapped_block: first_wrapped.map(|block| u64::from(block.get())),
+            blocks_per_step: per_step(statistics.blocks_taken),
+            laps: Some(statistics.blocks_taken as f64 / pool.num_usable() as f64),
+            engine_steps: statistics.engine_steps,
+            preemptions: statistics.preemptions,
+            findings: self.findings.clone(),
+            reward_mean_first: stats::mean(&rewards[..tenth]),
+            reward_mean_last: stats::mean(&rewards[rewards.len() - tenth..]),
+            // Nothing of the pool or the optimizer is saved yet, so nothing can go on from here.
+            resume_exact: false,
+            wall_s: self.started.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+/// The configuration of a file that says nothing but what it must.
+fn defaults() -> Config {
+    config::parse(&config::defaults_text(), "defaults", &[]).expect("the defaults load")
+}
+
+fn gap_scalars(comparison: &Comparison, rollouts: &[Rollout]) -> Vec<Scalar> {
+    let tables = comparison.tables.iter().flat_map(|table| &table.metrics);
+    tables
+        .map(Scalar::from)
+        .chain(gap::rollout_measures(rollouts).iter().map(Scalar::from))
+        .collect()
+}
+
+fn rollout_scalars(rollouts: &[Rollout]) -> Vec<Scalar> {
+    let of = |value: fn(&Rollout) -> f64| rollouts.iter().map(value).collect::<Vec<f64>>();
+    let lengths = of(|rollout| rollout.completion.tokens.len() as f64);
+    let prompts = of(|rollout| rollout.completion.prompt.len() as f64);
+    let stopped =
+        of(|rollout| f64::from(u8::from(rollout.completion.finish_reason == FinishReason::Stop)));
+    vec![
+        scalar("rollout/requests", Some(rollouts.len() as f64), "completions of this step"),
+        scalar("rollout/length_mean", stats::mean(&lengths), "sampled tokens a completion"),
+        scalar(
+            "rollout/length_max",
+            stats::max(&lengths),
+            "sampled tokens of the longest completion",
+        ),
+        scalar("rollout/prompt_length_mean", stats::mean(&prompts), "prompt tokens"),
+        scalar(
+            "rollout/frac_stopped",
+            stats::mean(&stopped),
+            "completions that ended by an end token",
+        ),
+    ]
+}
+
+fn reward_scalars(rollouts: &[Rollout], per_prompt: u32) -> Vec<Scalar> {
+    let rewards: Vec<f64> = rollouts.iter().map(|rollout| rollout.reward).collect();
+    let groups = rewards.chunks(per_prompt as usize);
+    let flat = |group: &[f64]| f64::from(u8::from(group.iter().all(|r| *r == group[0])));
+    let flat: Vec<f64> = groups.map(flat).collect();
+    vec![
+        scalar("reward/mean", stats::mean(&rewards), "mean reward of the step's completions"),
+        scalar("reward/std", stats::std(&rewards), "population standard deviation of the rewards"),
+        scalar("reward/min", stats::min(&rewards), "smallest reward"),
+        scalar("reward/max", stats::max(&rewards), "largest reward"),
+        scalar(
+            "reward/frac_flat_groups",
+            stats::mean(&flat),
+            "prompts whose rollouts all earned the same: no gradient. DAPO's filter counts them",
+        ),
+    ]
+}
+
+/// Of a step's last minibatch: the furthest that its weights have moved.
+fn loss_scalars(report: &UpdateReport) -> Vec<Scalar> {
+    let terms = &report.terms;
+    let mut scalars = vec![
+        scalar("loss/total", Some(terms.loss), "policy loss + kl_coef * KL, last minibatch"),
+        scalar("loss/policy", Some(terms.policy_loss), "-min(ratio A, clip(ratio) A), weighted. Also known as: verl actor/pg_loss"),
+        scalar("loss/kl", terms.kl, "k3 to the frozen start weights. Also known as: verl actor/kl_loss, TRL kl"),
+        scalar("loss/approx_kl", Some(terms.approx_kl), "mean of r - 1 - ln r, new against old"),
+        scalar("loss/ratio_mean", Some(terms.ratio_mean), "mean exp(new - old)"),
+        scalar("loss/ratio_min", Some(terms.ratio_min), "min exp(new - old)"),
+        scalar("loss/ratio_max", Some(terms.ratio_max), "max exp(new - old)"),
+        scalar("loss/clip_fraction_low", Some(terms.clip_fraction_low), "tokens held at 1 - clip_ratio_low. Also known as: verl actor/pg_clipfrac_lower, TRL clip_ratio/low_mean"),
+        scalar("loss/clip_fraction_high", Some(terms.clip_fraction_high), "tokens held at 1 + clip_ratio_high. Also known as: verl actor/pg_clipfrac, TRL clip_ratio/high_mean"),
+        scalar("loss/advantage_mean", Some(terms.advantage_mean), "over sequences"),
+        scalar("loss/advantage_std", Some(terms.advantage_std), "over sequences"),
+        scalar("loss/grad_norm", Some(report.grad_norm), "L2 norm before clipping. Also known as: verl actor/grad_norm"),
+        scalar("loss/learning_rate", Some(report.learning_rate), "of the step's last update"),
+    ];
+    if let Some(weights) = &terms.importance {
+        scalars.extend([
+            scalar("loss/importance_mean", Some(weights.mean), "mean truncated importance weight. Also known as: verl rollout_corr/rollout_is_mean"),
+            scalar("loss/importance_uncapped_max", Some(weights.uncapped_max), "max exp(old - rollout) before the cap"),
+            scalar("loss/importance_fraction_capped", Some(weights.fraction_capped), "tokens over the cap"),
+        ]);
+    }
+    scalars
+}
+
+/// A token with what stands around it.
+fn in_text(session: &Session, rollouts: &[Rollout], found: gap::WorstToken) -> WorstToken {
+    let same = |rollout: &&Rollout| rollout.completion.id == found.request;
+    let done = &rollouts.iter().find(same).expect("the token is of this step").completion;
+    let tokens: Vec<_> = done.prompt.iter().copied().chain(done.token_ids()).collect();
+    let at = done.prompt.len() + found.paired.index.index();
+    WorstToken {
+        found,
+        position: Position::new(at as u32),
+        before: session.codec.decode(&tokens[..at]),
+        text: session.codec.decode(&tokens[at..=at]),
+        after: session.codec.decode(&tokens[at + 1..]),
+    }
+}

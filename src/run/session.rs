@@ -1,0 +1,329 @@
+//! The verbs of the loop: generate, score, compare, update.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use super::parts::{self, Parts};
+use crate::base::{Contract, LogProb, RequestId, Step};
+use crate::config::{Config, Fault, Leg, Update};
+use crate::engine::{Completion, Engine, GenerationRequest};
+use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
+use crate::model::{combine_fingerprints, Numerics, Plan};
+use crate::rollout::{advantages, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task};
+use crate::trainer::reference::{Dims, Reference};
+use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
+
+/// Everything a run holds between its steps.
+pub struct Session {
+    pub config: Config,
+    pub plan: Plan,
+    pub num: Numerics,
+    pub codec: Arc<Codec>,
+    pub engine: Engine,
+    pub trainer: Trainer,
+    task: Task,
+    contract: Contract,
+    /// Old log-probabilities of the step's rollouts, for the update.
+    old: Vec<Vec<LogProb>>,
+    /// An update that a planted fault has made too early.
+    early: Option<Vec<UpdateReport>>,
+}
+
+/// What one step's comparison found.
+pub struct Comparison {
+    pub step: Step,
+    pub pairs: Pairs,
+    pub gap: StepGap,
+    /// Decode against trainer first, then whatever other legs were asked for.
+    pub tables: Vec<gap::Table>,
+    pub findings: Vec<Finding>,
+}
+
+impl Session {
+    /// Opens model and task, builds engine and trainer, hands over the first weights.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the model, the task or the engine's limits.
+    pub fn open(config: &Config) -> Result<Self> {
+        let Parts { plan, master, num, codec } = parts::load(config)?;
+        let task = Task::new(&config.task, config.seed, Arc::clone(&codec))?;
+        let contract = config.contract();
+        let engine = Engine::new(plan.clone(), num, config.engine.clone(), contract, config.seed)?;
+        let trainer = Trainer::new(plan.clone(), num, config.trainer.clone(), &master);
+        let (old, early, config) = (Vec::new(), None, config.clone());
+        let mut session =
+            Self { config, plan, num, codec, engine, trainer, task, contract, old, early };
+        session.hand_over()?;
+        Ok(session)
+    }
+
+    fn hand_over(&mut self) -> Result<()> {
+        let weights = self.trainer.hand_over()?;
+        self.engine.load(weights.version, weights.units);
+        Ok(())
+    }
+
+    /// Supervised steps on the task's own answers; `report` sees each step's loss in nats. Then the
+    /// KL's reference is frozen and the loop's optimizer starts afresh.
+    pub fn warm_start(&mut self, mut report: impl FnMut(Step, f64) -> Result<()>) -> Result<()> {
+        for step in (1..=self.config.trainer.warm_start_steps).map(Step::new) {
+            let batch = self.config.trainer.warm_start_batch;
+            let problems = self.task.problems(Draw::WarmStart, step, batch)?;
+            let sequence = |problem: &Problem| -> Result<Sequence> {
+                let tokens = [problem.prompt.clone(), self.task.target(problem)?].concat();
+                Ok(Sequence { tokens, prompt_len: problem.prompt.len() })
+            };
+            let sequences = problems.iter().map(sequence).collect::<Result<Vec<_>>>()?;
+            let loss = self.trainer.warm_step(&sequences)?;
+            report(step, loss)?;
+        }
+        if self.config.trainer.warm_start_steps > 0 {
+            self.trainer.end_warm_start();
+            self.hand_over()?;
+        }
+        if self.config.trainer.kl_coef > 0.0 {
+            self.trainer.freeze_reference()?;
+        }
+        Ok(())
+    }
+
+    /// N rollouts of each of the step's prompts, with their rewards and advantages.
+    pub fn generate(&mut self, step: Step) -> Result<Vec<Rollout>> {
+        let n = self.config.rollout.prompts_per_step;
+        let problems = self.task.problems(Draw::Rollouts, step, n)?;
+        let per_prompt = self.config.rollout.rollouts_per_prompt;
+        let requests = self.requests(step, &problems, per_prompt);
+        let completions = self.engine.generate(requests)?;
+        self.rollouts(&problems, completions, per_prompt)
+    }
+
+    fn requests(&self, step: Step, problems: &[Problem], each: u32) -> Vec<GenerationRequest> {
+        let rollout = &self.config.rollout;
+        let of_prompt = |(prompt_id, problem): (u32, &Problem)| {
+            let request = |rollout_idx| GenerationRequest {
+                id: RequestId::new(step.get(), prompt_id, rollout_idx),
+                prompt: problem.prompt.clone(),
+                max_new_tokens: rollout.max_new_tokens,
+                ignore_eos: rollout.ignore_eos,
+                eos_token_ids: self.plan.config.eos_token_ids.clone(),
+            };
+            (0..each).map(request).collect::<Vec<_>>()
+        };
+        (0..).zip(problems).flat_map(of_prompt).collect()
+    }
+
+    fn rollouts(
+        &self,
+        problems: &[Problem],
+        completions: Vec<Completion>,
+        each: u32,
+    ) -> Result<Vec<Rollout>> {
+        let problem = |done: &Completion| &problems[done.id.prompt_id.index()];
+        let tokens: Vec<Vec<_>> =
+            completions.iter().map(|done| done.token_ids().collect()).collect();
+        let attempts: Vec<Attempt> = completions
+            .iter()
+            .zip(&tokens)
+            .map(|(done, completion)| Attempt { problem: problem(done), completion })
+            .collect();
+        let rewards = self.task.rewards(&attempts)?;
+        let scale = self.config.trainer.scale_advantages;
+        let advantages = rewards.chunks(each as usize).flat_map(|group| advantages(group, scale));
+        let earned = rewards.iter().zip(advantages).zip(&tokens);
+        let rollout =
+            |(completion, ((&reward, advantage), tokens)): (Completion, ((&f64, f64), &Vec<_>))| {
+                Rollout {
+                    prompt_text: problem(&completion).text.clone(),
+                    completion_text: self.codec.decode(tokens),
+                    reward,
+                    advantage,
+                    loss_mask: vec![true; completion.tokens.len()],
+                    prefill: None,
+                    trainer: None,
+                    reference: None,
+                    trainer_fingerprint: None,
+                    completion,
+                }
+            };
+        Ok(completions.into_iter().zip(earned).map(rollout).collect())
+    }
+
+    /// Every log-probability again by the trainer's forward, before any weight update.
+    pub fn score(&mut self, rollouts: &mut [Rollout]) -> Result<()> {
+        self.score_once(rollouts)?;
+        if self.config.trainer.faults.contains(&Fault::ScoreAfterUpdate) {
+            self.early = Some(self.update(rollouts)?);
+            self.score_once(rollouts)?;
+        }
+        Ok(())
+    }
+
+    fn score_once(&mut self, rollouts: &mut [Rollout]) -> Result<()> {
+        let sequences: Vec<Sequence> = rollouts.iter().map(sequence).collect();
+        let scores = self.trainer.score(&sequences, &self.contract)?;
+        let fingerprint = combine_fingerprints(&self.trainer.fingerprints()?);
+        self.old.clear();
+        for (rollout, SequenceScores { contract, ratio }) in rollouts.iter_mut().zip(scores) {
+            rollout.trainer = Some(leg(contract));
+            rollout.trainer_fingerprint = Some(fingerprint);
+            self.old.push(ratio);
+        }
+        Ok(())
+    }
+
+    /// Measures and verdicts. A spike's sequences are scored by the other legs too; what observes
+    /// has a pool of its own.
+    pub fn compare(&self, step: Step, rollouts: &mut [Rollout]) -> Result<Comparison> {
+        let floor = self.floor();
+        let pairs = gap::pair(rollouts, Legs::DecodeTrainer)?;
+        let gap = StepGap::of(step, &pairs, floor);
+        let suspects: Vec<usize> =
+            (0..rollouts.len()).filter(|&i| pairs.sequences[i].is_bad(floor)).collect();
+        let everyone: Vec<usize> = (0..rollouts.len()).collect();
+        let asked = |leg| self.config.check.legs.contains(&leg);
+        let who = |leg| if asked(leg) { &everyone } else { &suspects };
+        self.score_prefill(rollouts, who(Leg::Prefill));
+        self.score_reference(rollouts, who(Leg::Reference))?;
+        let mut tables = vec![gap::measures(&pairs, floor)];
+        for (leg, legs) in [
+            (Leg::Prefill, &[Legs::DecodePrefill, Legs::PrefillTrainer][..]),
+            (Leg::Reference, &[Legs::TrainerReference][..]),
+        ] {
+            for legs in legs.iter().filter(|_| asked(leg)) {
+                tables.push(gap::measures(&gap::pair(rollouts, *legs)?, floor));
+            }
+        }
+        let tensors = self.tensor_fingerprints()?;
+        let findings = gap::verdict(&gap::Evidence {
+            step,
+            rollouts,
+            pairs: &pairs,
+            floor,
+            tensors: &tensors,
+        });
+        assert_eq!(gap.spike, !findings.is_empty(), "a spike has a finding, a clean step none");
+        Ok(Comparison { step, pairs, gap, tables, findings })
+    }
+
+    /// The largest gap that healthy arithmetic explains: invariant numerics leave none.
+    #[must_use]
+    pub fn floor(&self) -> f64 {
+        0.0
+    }
+
+    fn score_prefill(&self, rollouts: &mut [Rollout], which: &[usize]) {
+        let sequences: Vec<Sequence> = which.iter().map(|&i| sequence(&rollouts[i])).collect();
+        let forced: Vec<_> =
+            sequences.iter().map(|one| (one.tokens.as_slice(), one.prompt_len)).collect();
+        for (&index, scores) in which.iter().zip(self.engine.score_prefill(&forced)) {
+            rollouts[index].prefill = Some(leg(scores));
+        }
+    }
+
+    /// The reference knows temperature and no filters; a contract with filters has no such leg.
+    fn score_reference(&self, rollouts: &mut [Rollout], which: &[usize]) -> Result<()> {
+        if which.is_empty() || (!self.contract.scores_raw_logits() && self.contract.has_filters()) {
+            return Ok(());
+        }
+        let raw = self.contract.scores_raw_logits();
+        let temperature = if raw { 1.0 } else { self.contract.temperature };
+        let reference = self.reference()?;
+        for &index in which {
+            let Sequence { tokens, prompt_len } = sequence(&rollouts[index]);
+            let all = reference.target_logprobs(&tokens, temperature)?;
+            let scores = all[prompt_len - 1..].iter().map(|&nats| LogProb::new(nats));
+            rollouts[index].reference = Some(leg(scores));
+        }
+        Ok(())
+    }
+
+    /// candle's model of the weights that scoring uses.
+    fn reference(&self) -> Result<Reference> {
+        let units = self.trainer.hand_over()?.units;
+        let mut weights = BTreeMap::new();
+        for (spec, unit) in self.plan.units.iter().zip(units) {
+            let flat = unit.to_f32();
+            for (tensor, part) in spec.tensors.iter().zip(spec.parts(&flat)) {
+                weights.insert(tensor.name.clone(), (tensor.shape.clone(), part.to_vec()));
+            }
+        }
+        Reference::new(Dims::from(&self.plan.config), weights).context("the reference leg")
+    }
+
+    fn tensor_fingerprints(&self) -> Result<Vec<TensorFingerprint>> {
+        let names = self.plan.units.iter().flat_map(|unit| &unit.tensors);
+        let both = self.engine.fingerprints().iter().zip(self.trainer.fingerprints()?);
+        let one = |(spec, (&engine, trainer)): (&crate::model::TensorSpec, (&u64, u64))| {
+            TensorFingerprint { name: spec.name.clone(), engine, trainer }
+        };
+        Ok(names.zip(both).map(one).collect())
+    }
+
+    /// Learns from the step's rollouts and hands the new weights to the engine. Empty where the
+    /// experiment only scores.
+    pub fn update(&mut self, rollouts: &[Rollout]) -> Result<Vec<UpdateReport>> {
+        if self.config.trainer.update == Update::None {
+            return Ok(Vec::new());
+        }
+        if let Some(early) = self.early.take() {
+            self.hand_over()?;
+            return Ok(early);
+        }
+        let experience = |(rollout, old): (&Rollout, &Vec<LogProb>)| Experience {
+            sequence: sequence(rollout),
+            advantage: rollout.advantage,
+            mask: rollout.loss_mask.clone(),
+            old: old.clone(),
+            rollout: rollout.completion.tokens.iter().map(|token| token.logp).collect(),
+        };
+        let experiences: Vec<_> = rollouts.iter().zip(&self.old).map(experience).collect();
+        let reports = self.trainer.update(&experiences, &self.contract)?;
+        if !self.config.trainer.faults.contains(&Fault::ScoreAfterUpdate) {
+            self.hand_over()?;
+        }
+        Ok(reports)
+    }
+
+    /// Greedy rewards of `prompts` problems that training never drew, and the standard deviation of
+    /// their logits: how confident the model is. In an engine of its own.
+    pub fn evaluate(&self, prompts: u32) -> Result<Evaluation> {
+        let contract = Contract { temperature: 0.0, ..Contract::PLAIN };
+        let engine_config = self.config.engine.clone();
+        let mut engine =
+            Engine::new(self.plan.clone(), self.num, engine_config, contract, self.config.seed)?;
+        let weights = self.trainer.hand_over()?;
+        engine.load(weights.version, weights.units);
+        let problems = self.task.problems(Draw::Evaluation, Step::new(0), prompts)?;
+        let done = engine.generate(self.requests(Step::new(0), &problems, 1))?;
+        let rollouts = self.rollouts(&problems, done, 1)?;
+        let sequences: Vec<Sequence> = rollouts.iter().map(sequence).collect();
+        let logits = self.trainer.inspect(&sequences)?.into_iter().flat_map(|one| one.logits);
+        let logits: Vec<f64> = logits.map(f64::from).collect();
+        let rewards: Vec<f64> = rollouts.iter().map(|rollout| rollout.reward).collect();
+        Ok(Evaluation {
+            prompts,
+            greedy_reward_mean: gap::stats::mean(&rewards),
+            logits_std: gap::stats::std(&logits),
+        })
+    }
+}
+
+/// What a model can do, greedily.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Evaluation {
+    pub prompts: u32,
+    pub greedy_reward_mean: Option<f64>,
+    pub logits_std: Option<f64>,
+}
+
+fn sequence(rollout: &Rollout) -> Sequence {
+    let done = &rollout.completion;
+    let tokens = done.prompt.iter().copied().chain(done.token_ids()).collect();
+    Sequence { tokens, prompt_len: done.prompt.len() }
+}
+
+fn leg(scores: impl IntoIterator<Item = LogProb>) -> LegLogProbs {
+    scores.into_iter().map(Some).collect()
+}
