@@ -85,10 +85,22 @@ impl Attention {
         spans: &[Span],
         contexts: &[Context<'_>],
     ) -> Vec<f32> {
-        self.o_proj.forward(&self.mix(num, q, spans, contexts), num.dtype)
+        self.output(num, &self.mix(num, q, spans, contexts))
     }
 
-    fn mix(&self, num: &Numerics, q: &[f32], spans: &[Span], contexts: &[Context<'_>]) -> Vec<f32> {
+    /// out[T, H] from the heads' output.
+    pub(super) fn output(&self, num: &Numerics, mixed: &[f32]) -> Vec<f32> {
+        self.o_proj.forward(mixed, num.dtype)
+    }
+
+    /// The heads' output, `[T, Q·E]`.
+    pub(super) fn mix(
+        &self,
+        num: &Numerics,
+        q: &[f32],
+        spans: &[Span],
+        contexts: &[Context<'_>],
+    ) -> Vec<f32> {
         assert_eq!(spans.len(), contexts.len(), "one context a sequence");
         let mut mixed = vec![0.0; q.len()];
         for (span, context) in spans.iter().zip(contexts) {
@@ -109,17 +121,16 @@ impl Attention {
         spans.iter().map(own).collect()
     }
 
-    /// Adds the weights' gradients to `parts`, returns the gradient by u[T, H].
+    /// From a forward's projected rows and heads' output: adds the weights' gradients to `parts`,
+    /// returns the gradient by u[T, H].
     pub(super) fn backward<'a>(
         &self,
-        num: &Numerics,
         u_th: &[f32],
         spans: &[Span],
+        (rows, mixed): (&Projected, &[f32]),
         dout_th: &[f32],
         parts: &mut impl Iterator<Item = &'a mut [f32]>,
     ) -> Vec<f32> {
-        let rows = self.project(num, u_th);
-        let mixed = self.mix(num, &rows.q, spans, &self.own_contexts(&rows, spans));
         let mut dmixed = vec![0.0; mixed.len()];
         self.o_proj.input_gradient(dout_th, Into::Overwrite, &mut dmixed);
         let mut d = Projected {
@@ -145,7 +156,7 @@ impl Attention {
             linear.input_gradient(dy, Into::Add, &mut du_th);
             weight_gradient(dy, u_th, linear.outputs(), next());
         }
-        weight_gradient(dout_th, &mixed, self.o_proj.outputs(), next());
+        weight_gradient(dout_th, mixed, self.o_proj.outputs(), next());
         du_th
     }
 }

@@ -27,6 +27,13 @@ enum Mixer {
     Attention(Attention),
 }
 
+/// What a mixer's forward leaves for its backward.
+enum Saved {
+    Mamba(mamba::Activations),
+    /// The projected rows and the heads' output.
+    Attention(Projected, Vec<f32>),
+}
+
 /// The unit of layer `index`.
 pub(super) fn unit(config: &HfConfig, kind: MixerKind, index: usize) -> UnitSpec {
     let prefix = format!("model.layers.{index}.");
@@ -134,6 +141,22 @@ impl Block {
         self.feed_forward(num, x_th);
     }
 
+    /// A mixer's forward over whole sequences, with what its backward needs.
+    fn mix_whole(&self, num: &Numerics, u_th: &[f32], spans: &[Span]) -> Saved {
+        match &self.mixer {
+            Mixer::Mamba(mamba) => {
+                let mut states = vec![mamba.empty_state(); spans.len()];
+                Saved::Mamba(mamba.activations(num, u_th, spans, &mut states))
+            }
+            Mixer::Attention(attention) => {
+                let rows = attention.project(num, u_th);
+                let contexts = attention.own_contexts(&rows, spans);
+                let mixed = attention.mix(num, &rows.q, spans, &contexts);
+                Saved::Attention(rows, mixed)
+            }
+        }
+    }
+
     fn feed_forward(&self, num: &Numerics, x_th: &mut [f32]) {
         let u_th = norm(num, x_th, &self.ff_norm_h);
         add(num, x_th, &self.mlp.forward(num, &u_th));
@@ -155,15 +178,11 @@ impl Block {
     ) {
         let u_th = norm(num, x_th, &self.input_norm_h);
         let mut middle_th = x_th.to_vec();
-        let mixed = match &self.mixer {
-            Mixer::Mamba(mamba) => {
-                let mut states = vec![mamba.empty_state(); spans.len()];
-                mamba.forward(num, &u_th, spans, &mut states)
-            }
-            Mixer::Attention(attention) => {
-                let rows = attention.project(num, &u_th);
-                attention.attend(num, &rows.q, spans, &attention.own_contexts(&rows, spans))
-            }
+        let saved = self.mix_whole(num, &u_th, spans);
+        let mixed = match (&self.mixer, &saved) {
+            (Mixer::Mamba(m), Saved::Mamba(acts)) => m.output(num, acts),
+            (Mixer::Attention(a), Saved::Attention(_, mixed)) => a.output(num, mixed),
+            _ => unreachable!("a mixer saves its own"),
         };
         add(num, &mut middle_th, &mixed);
         let v_th = norm(num, &middle_th, &self.ff_norm_h);
@@ -176,9 +195,14 @@ impl Block {
 
         let dv_th = self.mlp.backward(num, &v_th, dx_th, &mut mlp_parts.into_iter());
         rms_norm::backward(&middle_th, &self.ff_norm_h, num.eps, &dv_th, dx_th, ff_norm);
-        let du_th = match &self.mixer {
-            Mixer::Mamba(m) => m.backward(config, num, &u_th, spans, dx_th, &mut mixer_parts),
-            Mixer::Attention(a) => a.backward(num, &u_th, spans, dx_th, &mut mixer_parts),
+        let du_th = match (&self.mixer, &saved) {
+            (Mixer::Mamba(m), Saved::Mamba(acts)) => {
+                m.backward(config, num, &u_th, spans, acts, dx_th, &mut mixer_parts)
+            }
+            (Mixer::Attention(a), Saved::Attention(rows, mixed)) => {
+                a.backward(&u_th, spans, (rows, mixed), dx_th, &mut mixer_parts)
+            }
+            _ => unreachable!("a mixer saves its own"),
         };
         rms_norm::backward(x_th, &self.input_norm_h, num.eps, &du_th, dx_th, input_norm);
     }

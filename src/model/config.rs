@@ -252,11 +252,11 @@ impl Checker<'_> {
             None => heads,
             some => self.positive("num_key_value_heads", some)?,
         };
-        if hidden_size % heads != 0 {
+        if !hidden_size.is_multiple_of(heads) {
             let reason = format!("is {heads}, which does not divide hidden_size {hidden_size}");
             return Err(self.wrong("num_attention_heads", reason));
         }
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             let reason = format!("is {kv_heads}, which does not divide {heads} attention heads");
             return Err(self.wrong("num_key_value_heads", reason));
         }

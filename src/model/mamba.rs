@@ -70,7 +70,7 @@ pub(super) fn tensors(config: &HfConfig, prefix: &str) -> Vec<TensorSpec> {
 }
 
 /// What the forward computes on the way; the backward needs all of it.
-struct Activations {
+pub(super) struct Activations {
     x_td: Vec<f32>,
     z_td: Vec<f32>,
     conv_td: Vec<f32>,
@@ -180,11 +180,16 @@ impl Mamba {
         spans: &[Span],
         states: &mut [MambaState],
     ) -> Vec<f32> {
-        let y_td = self.activations(num, u_th, spans, states).y_td;
-        self.out_proj.forward(&y_td, num.dtype)
+        self.output(num, &self.activations(num, u_th, spans, states))
     }
 
-    fn activations(
+    /// out[T, H].
+    pub(super) fn output(&self, num: &Numerics, acts: &Activations) -> Vec<f32> {
+        self.out_proj.forward(&acts.y_td, num.dtype)
+    }
+
+    /// Everything up to the output projection; each span's state advances.
+    pub(super) fn activations(
         &self,
         num: &Numerics,
         u_th: &[f32],
@@ -237,20 +242,20 @@ impl Mamba {
         acts
     }
 
-    /// For sequences that start from nothing: adds the weights' gradients to `parts`, returns the
-    /// gradient by u[T, H].
+    /// For sequences that started from nothing: adds the weights' gradients to `parts`, returns
+    /// the gradient by u[T, H].
+    #[allow(clippy::too_many_arguments)] // A forward's arguments, and its gradient's.
     pub(super) fn backward<'a>(
         &self,
         config: &HfConfig,
         num: &Numerics,
         u_th: &[f32],
         spans: &[Span],
+        acts: &Activations,
         dout_th: &[f32],
         parts: &mut impl Iterator<Item = &'a mut [f32]>,
     ) -> Vec<f32> {
         let mut grads = Gradients::take(config, parts);
-        let mut states = vec![self.empty_state(); spans.len()];
-        let acts = self.activations(num, u_th, spans, &mut states);
         let (d, n) = (self.in_x.outputs(), self.b_norm_n.len());
         let mut dy_td = vec![0.0; acts.y_td.len()];
         self.out_proj.input_gradient(dout_th, Into::Overwrite, &mut dy_td);
@@ -276,8 +281,8 @@ impl Mamba {
         let mut ddt_tr = like(&acts.dt_tr);
         self.dt_proj.input_gradient(&ddt_td, Into::Overwrite, &mut ddt_tr);
         weight_gradient(&ddt_td, &acts.dt_tr, d, grads.dt_proj);
-        self.backward_x_proj(num, &acts, [&ddt_tr, &db_tn, &dc_tn], &mut dconv_td, &mut grads);
-        self.backward_in_proj(u_th, spans, &acts, &dconv_td, &dz_td, &mut grads)
+        self.backward_x_proj(num, acts, [&ddt_tr, &db_tn, &dc_tn], &mut dconv_td, &mut grads);
+        self.backward_in_proj(u_th, spans, acts, &dconv_td, &dz_td, &mut grads)
     }
 
     /// Through the three norms and x_proj; adds to `dconv_td`.

@@ -189,32 +189,24 @@ impl Scan {
         drows.b_tn.fill(0.0);
         drows.c_tn.fill(0.0);
         for t in (0..t_len).rev() {
+            let (h_dn, dy_d) = (&h_tdn[t * d * n..][..d * n], &dy_td[t * d..][..d]);
             vectorized(
                 #[inline(always)]
-                || {
-                    self.backward_row(
-                        rows,
-                        t,
-                        &h_tdn[t * d * n..][..d * n],
-                        dy_td,
-                        &mut p_dn,
-                        drows,
-                        dweights,
-                    )
-                },
+                || self.backward_row(rows, t, h_dn, dy_d, &mut p_dn, drows, dweights),
             );
         }
     }
 
-    /// `p_dn` holds the gradient by the state after row t on entry, before it on exit.
+    /// `h_dn` is the state as row t read it; `p_dn` the gradient by the state after row t on entry,
+    /// before it on exit.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments)] // One row of three arrays of structs.
     fn backward_row(
         &self,
         rows: Rows<'_>,
         t: usize,
         h_dn: &[f32],
-        dy_td: &[f32],
+        dy_d: &[f32],
         p_dn: &mut [f32],
         drows: &mut RowGradients<'_>,
         dweights: &mut WeightGradients<'_>,
@@ -222,38 +214,106 @@ impl Scan {
         let (d, n) = (self.channels(), self.states());
         let (b_n, c_n) = (&rows.b_tn[t * n..][..n], &rows.c_tn[t * n..][..n]);
         let (db_n, dc_n) = (&mut drows.b_tn[t * n..][..n], &mut drows.c_tn[t * n..][..n]);
-        for i in 0..d {
+        for (i, &dy) in dy_d.iter().enumerate() {
             let at = t * d + i;
             let (x, z, raw) = (rows.c_td[at], rows.z_td[at], rows.dt_td[at] + self.dt_bias_d[i]);
-            let delta = softplus(raw);
-            let g = dy_td[at] * silu(z);
             let channel = i * n..(i + 1) * n;
-            let (h, a) = (&h_dn[channel.clone()], &self.a_dn[channel.clone()]);
-            let (p, da_log) = (&mut p_dn[channel.clone()], &mut dweights.a_log_dn[channel]);
-            let (mut y, mut dx, mut ddelta) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-            for j in 0..n {
-                let lane = j % LANES;
-                let decay = exp(delta * a[j]);
-                let decayed = decay * h[j];
-                let now = decayed + delta * x * b_n[j];
-                let p_now = p[j] + g * c_n[j];
-                y[lane] += now * c_n[j];
-                dc_n[j] += g * now;
-                db_n[j] += p_now * delta * x;
-                dx[lane] += p_now * delta * b_n[j];
-                ddelta[lane] += p_now * (b_n[j] * x + a[j] * decayed);
-                // dA · A, because A = -exp(A_log).
-                da_log[j] += p_now * delta * decayed * a[j];
-                p[j] = p_now * decay;
-            }
+            let fixed = Channel { delta: softplus(raw), x, g: dy * silu(z) };
+            let states = States {
+                h_n: &h_dn[channel.clone()],
+                a_n: &self.a_dn[channel.clone()],
+                b_n,
+                c_n,
+                p_n: &mut p_dn[channel.clone()],
+                da_log_n: &mut dweights.a_log_dn[channel],
+                db_n: &mut *db_n,
+                dc_n: &mut *dc_n,
+            };
+            let [y, dx, ddelta] = fixed.backward(states);
             let skip = self.skip_d[i];
-            drows.z_td[at] = dy_td[at] * (fold(y) + skip * x) * silu_derivative(z);
-            drows.c_td[at] = fold(dx) + skip * g;
-            dweights.skip_d[i] += g * x;
+            drows.z_td[at] = dy * (y + skip * x) * silu_derivative(z);
+            drows.c_td[at] = dx + skip * fixed.g;
+            dweights.skip_d[i] += fixed.g * x;
             let slope = if raw > 20.0 { 1.0 } else { sigmoid(raw) };
-            drows.dt_td[at] = fold(ddelta) * slope;
+            drows.dt_td[at] = ddelta * slope;
             dweights.dt_bias_d[i] += drows.dt_td[at];
         }
+    }
+}
+
+/// What one channel's states share in one row: Δ, the input, the gradient by Σ h·C.
+struct Channel {
+    delta: f32,
+    x: f32,
+    g: f32,
+}
+
+/// One channel's states in one row, and where their gradients go.
+struct States<'a> {
+    h_n: &'a [f32],
+    a_n: &'a [f32],
+    b_n: &'a [f32],
+    c_n: &'a [f32],
+    p_n: &'a mut [f32],
+    da_log_n: &'a mut [f32],
+    db_n: &'a mut [f32],
+    dc_n: &'a mut [f32],
+}
+
+impl Channel {
+    /// Σ h·C of the row, and the gradients by input and Δ; the sums follow the lanes.
+    #[inline(always)]
+    fn backward(&self, s: States<'_>) -> [f32; 3] {
+        let mut sums = [[0.0_f32; LANES]; 3];
+        let (h, h_rest) = s.h_n.as_chunks::<LANES>();
+        let (a, a_rest) = s.a_n.as_chunks::<LANES>();
+        let (b, b_rest) = s.b_n.as_chunks::<LANES>();
+        let (c, c_rest) = s.c_n.as_chunks::<LANES>();
+        let (p, p_rest) = s.p_n.as_chunks_mut::<LANES>();
+        let (da, da_rest) = s.da_log_n.as_chunks_mut::<LANES>();
+        let (db, db_rest) = s.db_n.as_chunks_mut::<LANES>();
+        let (dc, dc_rest) = s.dc_n.as_chunks_mut::<LANES>();
+        for k in 0..h.len() {
+            let (h, a, b, c) = (h[k], a[k], b[k], c[k]);
+            for lane in 0..LANES {
+                let out = (&mut p[k][lane], &mut da[k][lane], &mut db[k][lane], &mut dc[k][lane]);
+                let terms = self.backward_state(h[lane], a[lane], b[lane], c[lane], out);
+                for (sum, term) in sums.iter_mut().zip(terms) {
+                    sum[lane] += term;
+                }
+            }
+        }
+        for lane in 0..h_rest.len() {
+            let out =
+                (&mut p_rest[lane], &mut da_rest[lane], &mut db_rest[lane], &mut dc_rest[lane]);
+            let (h, a, b, c) = (h_rest[lane], a_rest[lane], b_rest[lane], c_rest[lane]);
+            for (sum, term) in sums.iter_mut().zip(self.backward_state(h, a, b, c, out)) {
+                sum[lane] += term;
+            }
+        }
+        sums.map(fold)
+    }
+
+    #[inline(always)]
+    fn backward_state(
+        &self,
+        h: f32,
+        a: f32,
+        b: f32,
+        c: f32,
+        (p, da_log, db, dc): (&mut f32, &mut f32, &mut f32, &mut f32),
+    ) -> [f32; 3] {
+        let Self { delta, x, g } = *self;
+        let decay = exp(delta * a);
+        let decayed = decay * h;
+        let now = decayed + delta * x * b;
+        let p_now = *p + g * c;
+        *dc += g * now;
+        *db += p_now * delta * x;
+        // dA · A, because A = -exp(A_log).
+        *da_log += p_now * delta * decayed * a;
+        *p = p_now * decay;
+        [now * c, p_now * delta * b, p_now * (b * x + a * decayed)]
     }
 }
 

@@ -100,6 +100,11 @@ pub(super) fn forward(
     Ok(root)
 }
 
+/// From the root, a chunk and its index: adds the root's gradient to the flat array, returns the
+/// gradient by what left the last block.
+pub(super) type HeadBackward<'a> =
+    dyn Fn(&Root, usize, &Chunk, &mut [f32]) -> Vec<f32> + Sync + 'a;
+
 /// A whole model's gradient, one flat f32 array a unit.
 pub(super) type Gradient = Vec<Vec<f32>>;
 
@@ -109,7 +114,7 @@ pub(super) fn backward(
     shape: Shape<'_>,
     units: &dyn Units,
     chunks: &[Chunk],
-    head: &(dyn Fn(&Root, usize, &Chunk, &mut [f32]) -> Vec<f32> + Sync),
+    head: &HeadBackward<'_>,
 ) -> Result<Gradient, TrainerError> {
     let specs = &shape.plan.units;
     let mut total: Gradient = specs.iter().map(|spec| vec![0.0; spec.len()]).collect();

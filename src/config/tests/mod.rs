@@ -101,6 +101,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("trainer.warm_start.batch", "3", &[]),
     ("trainer.warm_start.learning_rate", "0.1", &[]),
     ("check.legs", "[\"reference\"]", &[]),
+    ("check.greedy_eval_prompts", "64", &[]),
     ("checkpoint.save_final", "true", &[]),
     ("sweep.stop_after_spikes", "4", &[]),
     ("sweep.points", "[{ seed = 1 }]", &[]),
