@@ -99,6 +99,7 @@ fn task(source: &Source) -> Result<TaskConfig, ConfigError> {
             operators: source.get("task.operators"),
             examples: source.get("task.examples"),
             prompt_tokens: source.optional("task.prompt_tokens"),
+            min_prompt_tokens: source.optional("task.min_prompt_tokens"),
         });
     }
     Ok(TaskConfig::Jsonl {
@@ -202,10 +203,16 @@ fn lengths(config: &Config, source: &Source) -> Result<(), ConfigError> {
         ));
     }
     let new_tokens = u64::from(config.rollout.max_new_tokens);
-    let prompt_tokens = match config.task {
-        TaskConfig::Arithmetic { prompt_tokens, .. } => prompt_tokens,
-        TaskConfig::Jsonl { .. } => None,
+    let (prompt_tokens, shortest) = match config.task {
+        TaskConfig::Arithmetic { prompt_tokens, min_prompt_tokens, .. } => {
+            (prompt_tokens, min_prompt_tokens)
+        }
+        TaskConfig::Jsonl { .. } => (None, None),
     };
+    if shortest.is_some_and(|shortest| shortest > prompt_tokens.unwrap_or(0)) {
+        let keys = ["task.min_prompt_tokens", "task.prompt_tokens"];
+        return Err(conflict(source, &keys, "the shortest length cannot be above the longest"));
+    }
     if u64::from(prompt_tokens.unwrap_or(1)) + new_tokens > u64::from(engine.max_model_len) {
         let mut keys = vec!["rollout.max_new_tokens", "engine.max_model_len"];
         keys.extend(prompt_tokens.map(|_| "task.prompt_tokens"));

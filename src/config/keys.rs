@@ -42,6 +42,7 @@ const ONLY_WITH: &[(&str, &str, &str)] = &[
     ("task.operators", "task.kind", "arithmetic"),
     ("task.examples", "task.kind", "arithmetic"),
     ("task.prompt_tokens", "task.kind", "arithmetic"),
+    ("task.min_prompt_tokens", "task.kind", "arithmetic"),
     ("task.path", "task.kind", "jsonl"),
     ("task.prompt_key", "task.kind", "jsonl"),
     ("task.answer_key", "task.kind", "jsonl"),
@@ -179,7 +180,9 @@ keys! {
     "task.examples", COUNT_OR_NONE, Is("0"), "",
         "Problems written out with their answers before the one that is asked.";
     "task.prompt_tokens", COUNT, Nothing("24"), "",
-        "Pads every prompt in front to exactly this many tokens.";
+        "Pads every prompt in front to this many tokens.";
+    "task.min_prompt_tokens", COUNT, Nothing("16"), "",
+        "Pads each prompt to a length drawn from this to task.prompt_tokens.";
     "task.path", Kind::Text, Nothing("\"prompts.jsonl\""), "verl data.train_files",
         "The file, one JSON object a line, relative to the current directory.";
     "task.prompt_key", Kind::Text, Is("\"prompt\""), "verl data.prompt_key",

@@ -142,9 +142,11 @@ pub enum TaskConfig {
         operators: String,
         /// Problems written out with their answers before the one that is asked.
         examples: u32,
-        /// Pads every prompt in front to exactly this many tokens; absent leaves lengths as they
+        /// Pads every prompt in front to this many tokens; absent leaves lengths as they
         /// fall.
         prompt_tokens: Option<u32>,
+        /// Pads to a length drawn from this to `prompt_tokens`; absent pads to `prompt_tokens`.
+        min_prompt_tokens: Option<u32>,
     },
     Jsonl {
         path: PathBuf,

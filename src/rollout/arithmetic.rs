@@ -18,8 +18,17 @@ pub struct Arithmetic {
     max_operand: u64,
     operators: Vec<Operator>,
     examples: u32,
-    /// The length of every prompt, BOS included, and the token that fills it up in front.
-    padding: Option<(u32, TokenId)>,
+    padding: Option<Padding>,
+}
+
+/// How prompts are filled up in front.
+#[derive(Clone, Copy, Debug)]
+struct Padding {
+    /// A prompt's length, BOS included, is drawn from `shortest` to `longest`; one that is longer
+    /// by itself than what was drawn stays as it is.
+    shortest: u32,
+    longest: u32,
+    filler: TokenId,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +84,8 @@ impl Equation {
 }
 
 impl Arithmetic {
-    /// Fails here rather than at step 300 if prompts of the widest operands do not fit into
-    /// `prompt_tokens`.
+    /// `prompt_tokens` is the shortest and the longest length to fill prompts up to. Fails here
+    /// rather than at step 300 if prompts of the widest operands do not fit into the longest.
     ///
     /// # Errors
     /// A value over its limit, operators that are not of "+-*", a prompt over `prompt_tokens`.
@@ -85,12 +94,13 @@ impl Arithmetic {
         max_operand: u64,
         operators: &str,
         examples: u32,
-        prompt_tokens: Option<u32>,
+        prompt_tokens: Option<(u32, u32)>,
         codec: &Codec,
     ) -> Result<Self, RolloutError> {
         check_limit("max_operand", max_operand, MAX_OPERAND)?;
         check_limit("examples", examples.into(), MAX_EXAMPLES.into())?;
-        check_limit("prompt_tokens", prompt_tokens.unwrap_or(0).into(), MAX_PROMPT_TOKENS.into())?;
+        let longest = prompt_tokens.map_or(0, |(_, longest)| longest);
+        check_limit("prompt_tokens", longest.into(), MAX_PROMPT_TOKENS.into())?;
         let operators: Vec<Operator> = operators
             .chars()
             .map(Operator::from_char)
@@ -99,7 +109,9 @@ impl Arithmetic {
             .ok_or_else(|| RolloutError::Operators { operators: operators.to_owned() })?;
         let padding = match prompt_tokens {
             None => None,
-            Some(length) => Some((length, line_end(codec)?)),
+            Some((shortest, longest)) => {
+                Some(Padding { shortest, longest, filler: line_end(codec)? })
+            }
         };
         let task = Self { seed, max_operand, operators, examples, padding };
         task.check_widest(codec)?;
@@ -117,7 +129,11 @@ impl Arithmetic {
         let purpose = format!("arithmetic {} step {step}", draw.name());
         let mut stream = Stream::new(self.seed, &purpose, u64::from(index));
         let examples: Vec<Equation> = (0..self.examples).map(|_| self.draw(&mut stream)).collect();
-        self.write(&examples, self.draw(&mut stream), codec)
+        let asked = self.draw(&mut stream);
+        let length = self.padding.map_or(0, |padding| {
+            stream.integer(padding.shortest.into(), padding.longest.into()) as u32
+        });
+        self.write(&examples, asked, length, codec)
     }
 
     /// 1.0 for the answer's very digits with nothing before or after them, 0.0 for anything else.
@@ -144,6 +160,7 @@ impl Arithmetic {
         &self,
         examples: &[Equation],
         asked: Equation,
+        length: u32,
         codec: &Codec,
     ) -> Result<Problem, RolloutError> {
         let mut text = String::new();
@@ -152,12 +169,13 @@ impl Arithmetic {
         }
         text.push_str(&asked.question());
         let mut prompt = codec.encode_prompt(&text)?;
-        if let Some((length, filler)) = self.padding {
-            let Some(missing) = (length as usize).checked_sub(prompt.len()) else {
+        if let Some(Padding { longest, filler, .. }) = self.padding {
+            if prompt.len() > longest as usize {
                 let tokens = prompt.len();
                 let prompt = excerpt(&text);
-                return Err(RolloutError::PromptTooLong { prompt, tokens, prompt_tokens: length });
-            };
+                return Err(RolloutError::PromptTooLong { prompt, tokens, prompt_tokens: longest });
+            }
+            let missing = (length as usize).saturating_sub(prompt.len());
             let after_bos = usize::from(prompt.first() == codec.special().bos.as_ref());
             prompt.splice(after_bos..after_bos, std::iter::repeat_n(filler, missing));
             text.insert_str(0, &"\n".repeat(missing));
@@ -175,7 +193,7 @@ impl Arithmetic {
             let first = if operator == Operator::Minus { &smallest[..] } else { &[max] };
             for &a in first {
                 let examples = vec![Equation { a, operator, b: max }; self.examples as usize];
-                self.write(&examples, Equation { a: max, operator, b: max }, codec)?;
+                self.write(&examples, Equation { a: max, operator, b: max }, 0, codec)?;
             }
         }
         Ok(())
@@ -227,6 +245,16 @@ mod tests {
     }
 
     #[test]
+    fn lengths_are_drawn_from_their_range() {
+        let task = Arithmetic::new(7, 9, "+", 0, Some((3, 12)), &codec()).unwrap();
+        let lengths: Vec<usize> =
+            problems(&task, Draw::Rollouts, 1, 200).iter().map(|p| p.prompt.len()).collect();
+        // BOS and "a+b=" are 5 tokens by themselves.
+        assert!((5..=12).all(|length| lengths.contains(&length)), "{lengths:?}");
+        assert!(lengths.iter().all(|length| (5..=12).contains(length)), "{lengths:?}");
+    }
+
+    #[test]
     fn questions_and_worked_examples_are_right() {
         let task = Arithmetic::new(7, 99, "+-*", 3, None, &codec()).unwrap();
         let all = problems(&task, Draw::Rollouts, 1, 200);
@@ -266,16 +294,16 @@ mod tests {
 
     #[test]
     fn padding_is_exact() {
-        let task = Arithmetic::new(7, 99, "+-", 2, Some(40), &codec()).unwrap();
+        let task = Arithmetic::new(7, 99, "+-", 2, Some((40, 40)), &codec()).unwrap();
         for problem in problems(&task, Draw::Rollouts, 1, 50) {
             assert_eq!(problem.prompt.len(), 40);
             assert_eq!(problem.prompt, codec().encode_prompt(&problem.text).unwrap());
             assert!(problem.text.starts_with("\n\n"));
         }
         // BOS and "99+99=" are 7 tokens.
-        let fits = Arithmetic::new(7, 99, "+", 0, Some(7), &codec()).unwrap();
+        let fits = Arithmetic::new(7, 99, "+", 0, Some((7, 7)), &codec()).unwrap();
         assert!(problems(&fits, Draw::Rollouts, 1, 50).iter().all(|p| p.prompt.len() == 7));
-        let error = Arithmetic::new(7, 99, "+", 0, Some(6), &codec()).unwrap_err();
+        let error = Arithmetic::new(7, 99, "+", 0, Some((6, 6)), &codec()).unwrap_err();
         let expected =
             "the prompt \"99+99=\" takes 7 tokens, over task.prompt_tokens = 6; raise it, \
                         or lower task.examples or task.max_operand";
@@ -290,7 +318,7 @@ mod tests {
             for max in [1_u32, 9, 10, 99] {
                 let shortest = (1..100)
                     .find(|&n| {
-                        Arithmetic::new(7, max.into(), operators, 1, Some(n), &codec()).is_ok()
+                        Arithmetic::new(7, max.into(), operators, 1, Some((n, n)), &codec()).is_ok()
                     })
                     .unwrap();
                 let pairs = (0..=max).flat_map(|a| (0..=max).map(move |b| (a, b)));

@@ -63,13 +63,20 @@ impl Task {
     /// Settings that no problem can satisfy, and files that are not what the configuration says.
     pub fn new(config: &TaskConfig, seed: u64, codec: Arc<Codec>) -> Result<Self, RolloutError> {
         let kind = match config {
-            TaskConfig::Arithmetic { max_operand, operators, examples, prompt_tokens } => {
+            TaskConfig::Arithmetic {
+                max_operand,
+                operators,
+                examples,
+                prompt_tokens,
+                min_prompt_tokens,
+            } => {
+                let longest = *prompt_tokens;
                 Kind::Arithmetic(Arithmetic::new(
                     seed,
                     *max_operand,
                     operators,
                     *examples,
-                    *prompt_tokens,
+                    longest.map(|longest| (min_prompt_tokens.unwrap_or(longest), longest)),
                     &codec,
                 )?)
             }
@@ -152,6 +159,7 @@ mod tests {
             operators: "+-".to_owned(),
             examples: 1,
             prompt_tokens: Some(24),
+            min_prompt_tokens: None,
         })
     }
 

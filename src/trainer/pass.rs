@@ -102,8 +102,7 @@ pub(super) fn forward(
 
 /// From the root, a chunk and its index: adds the root's gradient to the flat array, returns the
 /// gradient by what left the last block.
-pub(super) type HeadBackward<'a> =
-    dyn Fn(&Root, usize, &Chunk, &mut [f32]) -> Vec<f32> + Sync + 'a;
+pub(super) type HeadBackward<'a> = dyn Fn(&Root, usize, &Chunk, &mut [f32]) -> Vec<f32> + Sync + 'a;
 
 /// A whole model's gradient, one flat f32 array a unit.
 pub(super) type Gradient = Vec<Vec<f32>>;

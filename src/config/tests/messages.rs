@@ -90,6 +90,8 @@ const FILES: &[Broken] = &[
     Under("[engine]\nenable_chunked_prefill = false\nmax_model_len = 4096"),
     Under("[rollout]\nmax_new_tokens = 512"),
     Under("[rollout]\nmax_new_tokens = 500\n[task]\nprompt_tokens = 13"),
+    Under("[task]\nprompt_tokens = 13\nmin_prompt_tokens = 14"),
+    Under("[task]\nmin_prompt_tokens = 14"),
     Under("[trainer]\nupdates_per_step = 3"),
     Under("[trainer]\nupdate = \"none\"\nkl_coef = 0.1"),
     Under("[trainer]\nupdate = \"none\"\nimportance_cap = 2"),

@@ -70,6 +70,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("task.operators", "+-", &[]),
     ("task.examples", "2", &[]),
     ("task.prompt_tokens", "32", &[]),
+    ("task.min_prompt_tokens", "20", &["task.prompt_tokens=32"]),
     ("task.path", "other.jsonl", &["task.kind=jsonl"]),
     ("task.prompt_key", "question", &["task.kind=jsonl", "task.path=q"]),
     ("task.answer_key", "solution", &["task.kind=jsonl", "task.path=q"]),
