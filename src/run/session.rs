@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use super::parts::{self, Parts};
 use crate::base::{Contract, LogProb, RequestId, Step};
 use crate::config::{Config, Fault, Leg, Update};
-use crate::engine::{Completion, Engine, GenerationRequest};
+use crate::engine::{Completion, Engine, GenerationRequest, SampledToken};
 use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
 use crate::model::{combine_fingerprints, Numerics, Plan};
 use crate::rollout::{advantages, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task};
@@ -276,7 +276,7 @@ impl Session {
             advantage: rollout.advantage,
             mask: rollout.loss_mask.clone(),
             old: old.clone(),
-            rollout: rollout.completion.tokens.iter().map(|token| token.logp).collect(),
+            d: log_importance(rollout),
         };
         let experiences: Vec<_> = rollouts.iter().zip(&self.old).map(experience).collect();
         let reports = self.trainer.update(&experiences, &self.contract)?;
@@ -322,6 +322,15 @@ fn sequence(rollout: &Rollout) -> Sequence {
     let done = &rollout.completion;
     let tokens = done.prompt.iter().copied().chain(done.token_ids()).collect();
     Sequence { tokens, prompt_len: done.prompt.len() }
+}
+
+/// Trainer minus engine, a token; NaN where the trainer has no score.
+fn log_importance(rollout: &Rollout) -> Vec<f64> {
+    let trainer = rollout.trainer.as_deref().expect("rollouts are scored before an update");
+    let d = |(sampled, trainer): (&SampledToken, &Option<LogProb>)| {
+        trainer.map_or(f64::NAN, |logp| f64::from(logp.get()) - f64::from(sampled.logp.get()))
+    };
+    rollout.completion.tokens.iter().zip(trainer).map(d).collect()
 }
 
 fn leg(scores: impl IntoIterator<Item = LogProb>) -> LegLogProbs {

@@ -4,68 +4,16 @@ use rayon::prelude::*;
 
 use super::collective::SharedMemory;
 use super::head::{self, Scored, Target};
+use super::minibatch::GrpoChunk;
 use super::pass::{self, Chunk, Gradient, Shape, Units};
 use super::units::ShardedUnits;
-use super::{adamw, grpo, TrainerError};
-use crate::base::{Contract, LogProb, TokenId, WeightVersion};
+use super::{
+    adamw, grpo, Experience, Inspection, Sequence, SequenceScores, TrainerError, UpdateReport,
+    WeightSet,
+};
+use crate::base::{Contract, TokenId, WeightVersion};
 use crate::config::{Fault, TrainerConfig, Update};
 use crate::model::{Numerics, Plan, UnitBytes};
-
-/// A sequence to score or to learn from.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sequence {
-    /// Prompt and completion.
-    pub tokens: Vec<TokenId>,
-    /// At least 1: the first token is never predicted.
-    pub prompt_len: usize,
-}
-
-/// A sequence's completion tokens, scored.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SequenceScores {
-    /// Under the contract that was asked: what the gap compares.
-    pub contract: Vec<LogProb>,
-    /// Of logits / T without filters: what GRPO calls old.
-    pub ratio: Vec<LogProb>,
-}
-
-/// A whole sequence seen from inside.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Inspection {
-    /// `[T, H]` each, as transformers reports them: the embedding, the output of each layer but
-    /// the last, and the last after the final norm.
-    pub hidden: Vec<Vec<f32>>,
-    /// `[T, V]`.
-    pub logits: Vec<f32>,
-}
-
-/// One rollout to learn from, beside its [`Sequence`]. All arrays are aligned with the completion.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Experience {
-    pub sequence: Sequence,
-    pub advantage: f64,
-    pub mask: Vec<bool>,
-    /// By this trainer, before the step's first update.
-    pub old: Vec<LogProb>,
-    /// As the engine recorded them.
-    pub rollout: Vec<LogProb>,
-}
-
-/// Weights on their way to the engine: compute-dtype bytes and what they are.
-#[derive(Clone, Debug, PartialEq)]
-pub struct WeightSet {
-    pub version: WeightVersion,
-    pub units: Vec<UnitBytes>,
-}
-
-/// What one minibatch's update did.
-#[derive(Clone, Debug, PartialEq)]
-pub struct UpdateReport {
-    pub terms: grpo::Terms,
-    /// Before clipping.
-    pub grad_norm: f64,
-    pub learning_rate: f64,
-}
 
 /// One rank of the trainer.
 pub struct Trainer {
@@ -388,60 +336,5 @@ impl Trainer {
     /// Ends the warm start: the loop begins with a fresh optimizer.
     pub fn end_warm_start(&mut self) {
         self.units.reset_optimizer();
-    }
-}
-
-/// A chunk's experiences in the flat form of the loss.
-struct GrpoChunk<'a> {
-    spans: Vec<std::ops::Range<usize>>,
-    advantages: Vec<f64>,
-    mask: Vec<bool>,
-    new: &'a [f64],
-    old: Vec<f64>,
-    reference: Option<Vec<f64>>,
-    rollout: Vec<f64>,
-}
-
-impl<'a> GrpoChunk<'a> {
-    fn new(
-        chunk: &Chunk,
-        experiences: &[Experience],
-        reference: Option<&[SequenceScores]>,
-        new: &'a [f64],
-    ) -> Self {
-        let nats =
-            |values: &[LogProb]| values.iter().map(|v| f64::from(v.get())).collect::<Vec<_>>();
-        let mine = || chunk.sequences.iter().map(|&index| &experiences[index]);
-        let mut end = 0;
-        let spans = mine().map(|experience| {
-            let start = end;
-            end += experience.mask.len();
-            start..end
-        });
-        let spans = spans.collect();
-        let of_reference = |all: &[SequenceScores]| {
-            chunk.sequences.iter().flat_map(|&index| nats(&all[index].ratio)).collect()
-        };
-        Self {
-            spans,
-            advantages: mine().map(|experience| experience.advantage).collect(),
-            mask: mine().flat_map(|experience| experience.mask.iter().copied()).collect(),
-            new,
-            old: mine().flat_map(|experience| nats(&experience.old)).collect(),
-            reference: reference.map(of_reference),
-            rollout: mine().flat_map(|experience| nats(&experience.rollout)).collect(),
-        }
-    }
-
-    fn borrow(&self) -> grpo::Chunk<'_> {
-        grpo::Chunk {
-            spans: &self.spans,
-            advantages: &self.advantages,
-            mask: &self.mask,
-            new: self.new,
-            old: &self.old,
-            reference: self.reference.as_deref(),
-            rollout: Some(&self.rollout),
-        }
     }
 }

@@ -5,16 +5,17 @@
 
 pub mod adamw;
 pub mod collective;
+mod data;
 mod dims;
 mod error;
 pub mod grpo;
 mod head;
 mod learner;
+mod minibatch;
 mod pass;
 pub mod reference;
 mod units;
 
+pub use data::{Experience, Inspection, Sequence, SequenceScores, UpdateReport, WeightSet};
 pub use error::TrainerError;
-pub use learner::{
-    Experience, Inspection, Sequence, SequenceScores, Trainer, UpdateReport, WeightSet,
-};
+pub use learner::Trainer;
