@@ -147,8 +147,8 @@ impl StepBatch {
         }
     }
 
-    /// A batch of one's own making, outside any scheduler: each row's request, phase, tokens, number
-    /// of tokens computed before, and block table a group.
+    /// A batch of one's own making, outside any scheduler: each row's request, phase, tokens,
+    /// number of tokens computed before, and block table a group.
     #[must_use]
     pub fn of_rows<'a>(
         num_groups: usize,

@@ -18,7 +18,8 @@ pub struct Conv {
 }
 
 impl Conv {
-    /// From the checkpoint's `conv1d.weight` `[D, 1, K]` and bias `[D]` (zeros where there is none).
+    /// From the checkpoint's `conv1d.weight` `[D, 1, K]` and bias `[D]` (zeros where there is
+    /// none).
     #[must_use]
     pub fn new(w_dk: &[f32], bias_d: &[f32]) -> Self {
         let channels = bias_d.len();
