@@ -29,11 +29,11 @@ pub struct StepBatch {
     /// kernels.
     pub rows: Vec<Row>,
     pub num_decodes: usize,
-    /// [num_tokens] of all rows.
+    /// `[num_tokens]` of all rows.
     pub tokens: Vec<TokenId>,
     /// The block tables of row 0's groups in group order, then row 1's, …
     blocks: Vec<BlockId>,
-    /// [rows · groups + 1] where each table begins in `blocks`.
+    /// `[rows · groups + 1]` where each table begins in `blocks`.
     block_starts: Vec<u32>,
     num_groups: usize,
 }
