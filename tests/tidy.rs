@@ -118,9 +118,8 @@ fn left_to_right(file: &File) -> Vec<(usize, String)> {
         return vec![(1, format!("{room} is no room"))];
     };
     let paths = Regex::new(r"\b(?:(crate)::|((?:super::)+))(\w*)").expect("a pattern");
-    // A climb of this many modules leaves the room, or all but leaves it from an inner module.
-    let depth = inside.trim_end_matches("mod.rs").split('/').filter(|part| !part.is_empty());
-    let depth = depth.count() + 1;
+    // A file's module is this deep; to climb as far leaves the room, but from a module within it.
+    let depth = 1 + inside.split('/').filter(|part| *part != "mod.rs").count();
     let mut complaints = Vec::new();
     for (line, code) in numbered(&file.code) {
         for found in paths.captures_iter(code) {
