@@ -77,8 +77,8 @@ impl Conv {
         advance(state, x_td);
     }
 
-    /// For a sequence that starts from nothing: `dx[T, D]` overwritten; `dw[D, K]` (the checkpoint's
-    /// layout) and `dbias[D]` added to, rows ascending.
+    /// For a sequence that starts from nothing: `dx[T, D]` overwritten; `dw[D, K]`, laid out as the
+    /// checkpoint's, and `dbias[D]` added to, rows ascending.
     pub fn backward(
         &self,
         x_td: &[f32],
