@@ -152,7 +152,8 @@ proptest! {
         let prefill = engine.score_prefill(&forced);
         for ((done, scored), prefill) in completions.iter().zip(&scores).zip(prefill) {
             let decode = bits(done.tokens.iter().map(|token| token.logp));
-            prop_assert_eq!(&decode, &bits(scored.contract.iter().copied()), "trainer, {}", done.id);
+            let trainer = bits(scored.contract.iter().copied());
+            prop_assert_eq!(&decode, &trainer, "trainer, {}", done.id);
             prop_assert_eq!(&decode, &bits(prefill), "prefill, {}", done.id);
             prop_assert!(done.tokens.iter().all(|token| token.logp.is_finite()));
         }

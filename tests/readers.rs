@@ -1,9 +1,8 @@
 //! What the report room writes, read back by the tools that people use: TensorBoard, polars,
 //! DuckDB.
 //!
-//! `GAPSCOPE_PYTHON` names an interpreter that has the packages tensorboard, numpy, polars and
-//! duckdb. Where it is unset these tests say so and check nothing; the writers' own tests still
-//! run.
+//! `GAPSCOPE_PYTHON` names an interpreter that has the packages of tests/readers/requirements.txt.
+//! Where it is unset these tests say so and check nothing; the writers' own tests still run.
 
 use std::io::Write;
 use std::path::Path;

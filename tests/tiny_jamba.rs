@@ -1,4 +1,5 @@
-//! Trainer and engine against transformers' outputs for the same weights (`tests/fixtures/tiny-jamba`).
+//! Trainer and engine against transformers' outputs for the same weights
+//! (`tests/fixtures/tiny-jamba`).
 //!
 //! Tolerances: the f64 forward differs from transformers' f32 logits by 5.5e-6, so 2e-5 is what a
 //! correct f32 implementation keeps.

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 macro_rules! index_newtype {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Serialize, Deserialize)]
         #[serde(transparent)]
         pub struct $name($inner);
 
@@ -24,7 +25,8 @@ macro_rules! index_newtype {
                 self.0
             }
 
-            /// For slicing memory at hand; offsets into files and pools are made from [`Self::get`] in u64.
+            /// For slicing memory at hand; offsets into files and pools are made from [`Self::get`]
+            /// in u64.
             #[must_use]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -60,7 +62,8 @@ index_newtype!(
     Position(u32)
 );
 index_newtype!(
-    /// A sampled token's place in its completion, counted from 0; its [`Position`] is the prompt's length further on.
+    /// A sampled token's place in its completion, counted from 0; its [`Position`] is the prompt's
+    /// length further on.
     CompletionIndex(u32)
 );
 index_newtype!(
@@ -88,7 +91,8 @@ index_newtype!(
     Rank(u32)
 );
 
-/// One rollout's identity. Never an arrival counter: the same rollout has the same id in every order of arrival.
+/// One rollout's identity. Never an arrival counter: the same rollout has the same id in every
+/// order of arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId {
     pub step: Step,

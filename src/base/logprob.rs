@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The natural logarithm of the probability of one token, in nats. Missing is `Option::None`, never 0.
+/// The natural logarithm of one token's probability, in nats. Missing is `Option::None`, never 0.
 ///
-/// Non-finite values are kept as they are: they are the signal, and they are counted where records are compared.
+/// Non-finite values are kept as they are: they are the signal, counted where records are compared.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LogProb(f32);

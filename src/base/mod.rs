@@ -1,4 +1,5 @@
-//! The words every room shares: index newtypes, log-probabilities, the scoring contract, counter-based noise.
+//! The words every room shares: index newtypes, log-probabilities, the scoring contract,
+//! counter-based noise.
 //!
 //! Nothing here knows a model, an engine or a file.
 

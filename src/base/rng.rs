@@ -1,7 +1,9 @@
-//! Counter-based randomness: a draw is a function of (seed, domain, key, counter), never of what was drawn before.
+//! Counter-based randomness: a draw is a function of (seed, domain, key, counter), never of what
+//! was drawn before.
 //!
-//! The generator is ChaCha8 as `rand_chacha` implements it, whose output for a key, stream and word position is
-//! documented as stable. Floats are made here, because `rand`'s distributions may change between releases.
+//! The generator is ChaCha8 as `rand_chacha` implements it, whose output for a key, stream and word
+//! position is documented as stable. Floats are made here, because `rand`'s distributions may
+//! change between releases.
 
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;

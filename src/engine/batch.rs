@@ -29,11 +29,11 @@ pub struct StepBatch {
     /// kernels.
     pub rows: Vec<Row>,
     pub num_decodes: usize,
-    /// [num_tokens] of all rows.
+    /// `[num_tokens]` of all rows.
     pub tokens: Vec<TokenId>,
     /// The block tables of row 0's groups in group order, then row 1's, …
     blocks: Vec<BlockId>,
-    /// [rows · groups + 1] where each table begins in `blocks`.
+    /// `[rows · groups + 1]` where each table begins in `blocks`.
     block_starts: Vec<u32>,
     num_groups: usize,
 }
@@ -147,8 +147,8 @@ impl StepBatch {
         }
     }
 
-    /// A batch of one's own making, outside any scheduler: each row's request, phase, tokens, number
-    /// of tokens computed before, and block table a group.
+    /// A batch of one's own making, outside any scheduler: each row's request, phase, tokens,
+    /// number of tokens computed before, and block table a group.
     #[must_use]
     pub fn of_rows<'a>(
         num_groups: usize,

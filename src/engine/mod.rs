@@ -1,9 +1,9 @@
 //! The embedded engine: a faithful small vLLM V1.
 //!
 //! [`Engine`] is what the loop sees; its [`Runner`] moves tensors, everything else is counts. The
-//! host side is pure: [`Scheduler`] turns limits and queues into a [`StepPlan`], [`PersistentBatch`]
-//! turns the plan into the rows of one forward pass, [`BlockPool`] and [`Layout`] say which page of
-//! which buffer a row reads and writes.
+//! host side is pure: [`Scheduler`] turns limits and queues into a [`StepPlan`],
+//! [`PersistentBatch`] turns the plan into the rows of one forward pass, [`BlockPool`] and
+//! [`Layout`] say which page of which buffer a row reads and writes.
 
 mod batch;
 mod completion;

@@ -18,7 +18,7 @@ pub struct Conv {
 }
 
 impl Conv {
-    /// From the checkpoint's `conv1d.weight` `[D, 1, K]` and bias `[D]` (zeros where there is none).
+    /// From the checkpoint's `conv1d.weight` `[D, 1, K]` and bias `[D]`, zeros if there is none.
     #[must_use]
     pub fn new(w_dk: &[f32], bias_d: &[f32]) -> Self {
         let channels = bias_d.len();
@@ -77,8 +77,8 @@ impl Conv {
         advance(state, x_td);
     }
 
-    /// For a sequence that starts from nothing: dx[T, D] overwritten; dw[D, K] (the checkpoint's
-    /// layout) and dbias[D] added to, rows ascending.
+    /// For a sequence that starts from nothing: `dx[T, D]` overwritten; `dw[D, K]`, laid out as the
+    /// checkpoint's, and `dbias[D]` added to, rows ascending.
     pub fn backward(
         &self,
         x_td: &[f32],

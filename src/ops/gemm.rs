@@ -13,8 +13,8 @@ const PANEL: usize = 16;
 /// Rows of one register tile; independent sums that hide the latency of the adds.
 const TILE: usize = 8;
 
-/// The right-hand side of a product, laid out in panels of [`PANEL`] columns: `[N / 16][K][16]`,
-/// the last panel padded with zeros.
+/// The right-hand side of a product, laid out in panels of 16 columns: `[N / 16][K][16]`, the last
+/// panel padded with zeros.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Packed {
     inner: usize,
@@ -202,7 +202,7 @@ impl Linear {
         y_mn
     }
 
-    /// dx[M, K] (+)= dy[M, N] · W.
+    /// `dx[M, K] (+)= dy[M, N] · W`.
     pub fn input_gradient(&self, dy_mn: &[f32], into: Into, dx_mk: &mut [f32]) {
         assert_eq!(self.backward.inner, self.forward.outputs, "packed without a backward");
         gemm(dy_mn, &self.backward, into, dx_mk);

@@ -50,7 +50,7 @@ fn ln_sum(sum: f32) -> f32 {
     }
 }
 
-/// dlogits[V] = (1[i = target] - p_i) · upstream, overwritten: the gradient of log p(target).
+/// `dlogits[V] = (1[i = target] - p_i) · upstream`, overwritten: the gradient of log p(target).
 pub fn backward(logits_v: &[f32], target: usize, upstream: f32, dlogits_v: &mut [f32]) {
     assert_eq!(logits_v.len(), dlogits_v.len(), "logits and gradient differ");
     let normaliser = Normaliser::of(logits_v);

@@ -30,7 +30,7 @@ pub fn forward(x_th: &[f32], w_h: &[f32], eps: f32, dtype: Dtype, y_th: &mut [f3
     );
 }
 
-/// dx[T, H] += gradient by x; dw[H] += gradient by w, rows ascending.
+/// `dx[T, H]` += gradient by x; `dw[H]` += gradient by w, rows ascending.
 pub fn backward(
     x_th: &[f32],
     w_h: &[f32],

@@ -1,7 +1,8 @@
 //! From a row of logits to a sampled token and its log-probability under a [`Contract`].
 //!
 //! The order is vLLM's (`v1/sample/sampler.py`): temperature, min-p, top-k, top-p. Sampling never
-//! changes a log-probability: both sides score through [`log_prob`].
+//! changes a log-probability: both sides score through
+//! [`Sampler::log_prob`].
 
 use super::log_softmax::Normaliser;
 use super::simd::{exp, vectorized};

@@ -1,4 +1,4 @@
-//! Mamba-1's selective scan with its gate. Prefill and decode run the same [`step`]: the scan is
+//! Mamba-1's selective scan with its gate. Prefill and decode run the same `step`: the scan is
 //! that step in a loop, so a sequence cut anywhere gives the same bits.
 //!
 //! Shape letters: T rows of one sequence, D channels, N states a channel. For a row:

@@ -76,7 +76,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     sum_by(a.len(), |i| a[i] * b[i])
 }
 
-/// 1.5 · 2^23: adding it rounds a small float to the nearest integer, kept in the low mantissa bits.
+/// 1.5 · 2^23: adding it rounds a small float to an integer, kept in the low bits of the mantissa.
 const ROUNDER: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first has 9 trailing zero bits, so that n · part is exact for |n| < 512.
 #[allow(clippy::excessive_precision)] // Its exact value, which is the point.
@@ -87,7 +87,7 @@ const LN_2_LOW: f32 = -2.121_944_4e-4;
 #[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
-    // Beyond these bounds the result is inf or 0 anyway, and the exponent arithmetic stays in range.
+    // Beyond these bounds the result is inf or 0 anyway; within them exponents do not overflow.
     let x = x.clamp(-104.0, 89.0);
     let rounded = x * std::f32::consts::LOG2_E + ROUNDER;
     let n = rounded - ROUNDER;

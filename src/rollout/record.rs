@@ -3,10 +3,10 @@
 use crate::base::LogProb;
 use crate::engine::Completion;
 
-/// Per-token log-probabilities of one leg, aligned with `completion.tokens`; `None` is "not computed".
+/// One leg's log-probabilities, aligned with `completion.tokens`; `None` is "not computed".
 pub type LegLogProbs = Vec<Option<LogProb>>;
 
-/// One rollout. `completion` holds the `decode` leg; the other legs are filled in as they are computed.
+/// One rollout. `completion` holds the `decode` leg; other legs are filled in when computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rollout {
     pub completion: Completion,

@@ -60,7 +60,7 @@ impl Reference {
         }
     }
 
-    /// [T][V], before any temperature.
+    /// `[T][V]`, before any temperature.
     ///
     /// # Errors
     /// [`TrainerError::OutsideVocabulary`], [`TrainerError::SequenceTooShort`] without tokens.
@@ -69,7 +69,7 @@ impl Reference {
         Ok(logits.to_vec2()?)
     }
 
-    /// [layers + 1][T][H], as transformers reports them: the embedding, then each layer's output;
+    /// `[layers + 1][T][H]`, as transformers reports them: the embedding, then each layer's output;
     /// the last layer's is given after the final norm only.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Reference {
         Ok(LossAndGradNorms { loss: f64::from(loss.to_scalar::<f32>()?), grad_norms })
     }
 
-    /// [T - 1]
+    /// `[T - 1]`
     fn targets(&self, ids: &[TokenId], temperature: f32) -> Result<Tensor, TrainerError> {
         let found = ids.len();
         if found < 2 {
@@ -140,7 +140,7 @@ impl Reference {
         Ok(log_softmax(&scaled, D::Minus1)?.gather(&next, 1)?.squeeze(1)?)
     }
 
-    /// Hidden states [layers + 1] of [T, H], and logits [T, V].
+    /// Hidden states `[layers + 1]` of `[T, H]`, and logits `[T, V]`.
     fn forward(&self, ids: &[TokenId]) -> Result<(Vec<Tensor>, Tensor), TrainerError> {
         if ids.is_empty() {
             let asked = "a forward pass";
@@ -194,7 +194,7 @@ impl Block<'_> {
         }
     }
 
-    /// [T, H] to [T, H]
+    /// `[T, H]` to `[T, H]`
     fn forward(&self, x: &Tensor, attention: bool) -> Candle {
         let normed = self.norm(x, "input_layernorm")?;
         let mixed = if attention { self.attention(&normed)? } else { self.mamba(&normed)? };
@@ -226,7 +226,7 @@ impl Block<'_> {
         self.linear(&mixed, "self_attn.o_proj")
     }
 
-    /// [T, H] to [T, H]
+    /// `[T, H]` to `[T, H]`
     fn mamba(&self, u: &Tensor) -> Candle {
         let Dims { d_inner, d_state, dt_rank, .. } = self.model.dims;
         let xz = self.linear(u, "mamba.in_proj")?;
