@@ -46,7 +46,7 @@ impl Engine {
     /// An engine without weights, its pool zeroed and its free list in order.
     ///
     /// # Errors
-    /// A layout that cannot be, or a pool too small for one request.
+    /// A layout that cannot be, a pool too small for one request or too large for this machine.
     pub fn new(
         plan: Plan,
         num: Numerics,
@@ -56,6 +56,10 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let layout = layout(&plan, &num, &config)?;
         let num_blocks = layout.num_blocks(&block_memory(&plan, &num, &config))?;
+        if !Pages::fit(layout.num_buffers, num_blocks, layout.page_bytes) {
+            let bytes = layout.block_bytes() * u64::from(num_blocks);
+            return Err(EngineError::PoolTooLarge { num_blocks, bytes });
+        }
         let pages = Pages::new(layout.num_buffers, num_blocks, layout.page_bytes);
         let pool = BlockPool::new(num_blocks, config.free_list);
         Ok(Self {
