@@ -1,47 +1,15 @@
-//! The command line as a person meets it: exit codes, and the exact words of every refusal.
-//!
-//! Exit codes: 0 done, 1 the input or environment is at fault, 2 usage.
-
-mod common;
+//! The exact words of refusals.
 
 use std::fs;
 use std::path::Path;
 
-use common::fixture;
-use common::run::{gapscope, set, SMALL};
-
-/// Runs the binary; returns exit code, standard output and standard error.
-fn outcome(args: &[&str]) -> (Option<i32>, String, String) {
-    let output = gapscope().args(args).output().expect("the binary starts");
-    let text = |bytes| String::from_utf8(bytes).expect("the binary prints UTF-8");
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
-
-/// The command fails with exit code 1, says this and nothing else.
-fn refused(args: &[&str], message: &str) {
-    let expected = (Some(1), String::new(), format!("error: {message}\n"));
-    assert_eq!(outcome(args), expected, "{args:?}");
-}
-
-/// What a command prints that succeeds and warns of nothing.
-fn printed(args: &[&str]) -> String {
-    let (code, stdout, stderr) = outcome(args);
-    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
-    stdout
-}
+use crate::common::fixture;
+use crate::common::run::{set, SMALL};
+use crate::{changed, outcome, printed, refused};
 
 /// A dry run of the small experiment with overrides is refused, as the run itself would be.
 fn refused_override(assignments: &[&str], message: &str) {
     refused(&[&["run", SMALL, "--dry-run"][..], &set(assignments)].concat(), message);
-}
-
-/// The small experiment with one line replaced.
-fn changed(folder: &Path, from: &str, to: &str) -> String {
-    let text = fs::read_to_string(SMALL).expect("the experiment");
-    assert!(text.contains(from), "{from}");
-    let file = folder.join("changed.toml");
-    fs::write(&file, text.replace(from, to)).expect("written");
-    file.to_str().expect("UTF-8").to_owned()
 }
 
 #[test]
@@ -214,22 +182,6 @@ fn model_folders() {
 }
 
 #[test]
-fn presets() {
-    let known = "the presets are tiny-jamba, jamba-3b-shape";
-    let parent = tempfile::tempdir().expect("a temporary folder");
-    let folder = parent.path().join("made");
-    let dir = folder.to_str().expect("UTF-8");
-    refused(&["model", "init", "jamba", dir], &format!("unknown preset \"jamba\"; {known}"));
-    assert!(!folder.exists());
-
-    assert_eq!(printed(&["model", "init", "tiny-jamba", dir]), format!("{dir}\n"));
-    let again = format!("{dir} already exists; name a folder that does not");
-    refused(&["model", "init", "tiny-jamba", dir], &again);
-    let tables = printed(&["model", "inspect", "tiny-jamba"]);
-    assert_eq!(printed(&["model", "inspect", dir]), tables);
-}
-
-#[test]
 fn pools_that_cannot_be() {
     // Three Mamba groups, two attention blocks of 48 tokens, and the null block.
     refused_override(
@@ -296,144 +248,4 @@ fn a_run_is_never_written_over() {
     let held = "already holds a run (summary.json); pass another --out";
     refused(&args, &format!("the run folder {out} {held}"));
     assert_eq!(fs::read(root.join("summary.json")).expect("a summary"), before);
-}
-
-#[test]
-fn without_out_a_run_goes_by_its_name() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let experiment = Path::new(env!("CARGO_MANIFEST_DIR")).join(SMALL);
-    let mut command = gapscope();
-    command.current_dir(folder.path()).arg("run").arg(experiment);
-    command.args(set(&["name=other", "steps=1", "task.path=letters.jsonl"]));
-    fs::copy(fixture("letters.jsonl"), folder.path().join("letters.jsonl")).expect("copied");
-    let output = command.assert().success().get_output().stdout.clone();
-    let stdout = String::from_utf8(output).expect("UTF-8");
-    assert!(stdout.ends_with("report: runs/other/report.html\n"), "{stdout}");
-    assert!(folder.path().join("runs/other/report.html").is_file());
-}
-
-#[test]
-fn usage_is_exit_code_2() {
-    for (args, first) in [
-        (&["rn", SMALL][..], "error: unrecognized subcommand 'rn'"),
-        (&["run"], "error: the following required arguments were not provided:"),
-        (&["run", SMALL, "more"], "error: unexpected argument 'more' found"),
-        (&["run", SMALL, "--sett", "x=1"], "error: unexpected argument '--sett' found"),
-        (
-            &["run", SMALL, "--set"],
-            "error: a value is required for '--set <K=V>' but none was supplied",
-        ),
-        (&["config"], "error: the following required arguments were not provided:"),
-        (
-            &["model", "init", "tiny-jamba"],
-            "error: the following required arguments were not provided:",
-        ),
-        (
-            &["model", "init", "tiny-jamba", "x", "--seed", "-"],
-            "error: invalid value '-' for '--seed <SEED>': invalid digit found in string",
-        ),
-    ] {
-        let (code, stdout, stderr) = outcome(args);
-        assert_eq!((code, stdout.as_str()), (Some(2), ""), "{args:?}");
-        assert_eq!(stderr.lines().next(), Some(first), "{args:?}");
-    }
-    let (code, _, help) = outcome(&[]);
-    assert_eq!(code, Some(2));
-    assert!(help.contains("Usage: gapscope <COMMAND>"), "{help}");
-    for (args, starts) in [
-        (["--help"], "An RL rollout harness"),
-        (["--version"], concat!("gapscope ", env!("CARGO_PKG_VERSION"))),
-    ] {
-        assert!(printed(&args).starts_with(starts), "{args:?}");
-    }
-}
-
-#[test]
-fn the_defaults_load_again() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let [all, bare] = ["all.toml", "bare.toml"].map(|name| folder.path().join(name));
-    fs::write(&all, printed(&["config", "--defaults"])).expect("written");
-    fs::write(&bare, "name = \"my-run\"\n[model]\npreset = \"tiny-jamba\"\n").expect("written");
-    let [all, bare] =
-        [&all, &bare].map(|file| printed(&["run", file.to_str().expect("UTF-8"), "--dry-run"]));
-    assert_eq!(all, bare);
-}
-
-/// The value of a line `label            value`.
-fn shown<'a>(text: &'a str, label: &str) -> &'a str {
-    let rest = text.lines().find_map(|line| line.strip_prefix(label));
-    rest.unwrap_or_else(|| panic!("no line {label} in\n{text}")).trim_start()
-}
-
-#[test]
-fn a_dry_run_says_what_would_be_and_writes_nothing() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let out = folder.path().join("out");
-    let out = out.to_str().expect("UTF-8");
-    let args = ["run", SMALL, "--dry-run", "--out", out];
-    let text = printed(&args);
-    assert!(text.starts_with("{\n  \"name\": \"small\",\n  \"seed\": 3,\n"), "{text}");
-    for (label, value) in [
-        ("state stride", "3072 elements"),
-        ("blocks   ", "64 (block 0 is the null block)"),
-        ("first wrapped  ", "none (at 64 bits, in this pool)"),
-        ("blocks a step", "48 (at full length, without preemption)"),
-        ("laps", "2.29 over 3 steps"),
-    ] {
-        assert_eq!(shown(&text, label), value);
-    }
-    let small = printed(&[&args[..], &set(&["engine.state_index_bits=19"])].concat());
-    assert_eq!(shown(&small, "first wrapped  "), "none (at 19 bits, in this pool)");
-    let large = ["engine.state_index_bits=19", "engine.num_gpu_blocks_override=172"];
-    let large = printed(&[&args[..], &set(&large)].concat());
-    assert_eq!(shown(&large, "first wrapped  "), "171 (at 19 bits, in this pool)");
-    assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 0);
-}
-
-#[test]
-fn model_tables() {
-    for (model, assignments, page, stride, block, wrapped) in [
-        ("tiny-jamba", &[][..], 12_288, 3_072, 48, [(22, 1_366), (32, 1_398_102)]),
-        (
-            "jamba-3b-shape",
-            &[
-                "model.dtype=bf16",
-                "engine.mamba_ssm_cache_dtype=float32",
-                "engine.max_model_len=4096",
-            ],
-            360_448,
-            90_112,
-            704,
-            [(31, 23_832), (32, 47_663)],
-        ),
-        (
-            "jamba-3b-shape",
-            &["model.dtype=bf16"],
-            196_608,
-            98_304,
-            384,
-            [(31, 21_846), (32, 43_691)],
-        ),
-    ] {
-        let text = printed(&[&["model", "inspect", model][..], &set(assignments)].concat());
-        assert_eq!(shown(&text, "page"), format!("{page} bytes"), "{assignments:?}");
-        assert_eq!(shown(&text, "state stride"), format!("{stride} elements"), "{assignments:?}");
-        assert_eq!(shown(&text, "attention block"), format!("{block} tokens"), "{assignments:?}");
-        for (bits, first) in wrapped {
-            assert_eq!(shown(&text, &format!("  {bits} ")), first.to_string(), "{assignments:?}");
-        }
-    }
-}
-
-/// `gapscope config --defaults | head -1` is no failure.
-#[test]
-#[cfg(unix)]
-fn a_reader_may_close_standard_output() {
-    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("gapscope"));
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    command.args(["config", "--defaults"]).stdout(writer).stderr(std::process::Stdio::piped());
-    drop(reader);
-    let output = command.output().expect("the binary starts");
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-    assert_eq!(output.status.code(), Some(0));
 }
