@@ -281,3 +281,24 @@ fn score_targets(
     }
     scores
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::model::Preset;
+
+    /// More than any machine addresses, so that none tries.
+    #[test]
+    fn a_pool_that_no_machine_holds_is_refused() {
+        let text = "name = \"x\"\nmodel.preset = \"jamba-3b-shape\"\n\
+            engine.num_gpu_blocks_override = 4294967295\n";
+        let config = config::parse(text, "test.toml", &[]).expect("a valid config");
+        let plan = Plan::new(Preset::Jamba3bShape.config());
+        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        let error = Engine::new(plan, num, config.engine, Contract::PLAIN, 0).expect_err("no room");
+        let expected = "the pool of 4294967295 blocks takes 3377699719741440 bytes, which this \
+            machine does not give: lower engine.num_gpu_blocks_override or engine.device_memory";
+        assert_eq!(error.to_string(), expected);
+    }
+}

@@ -28,6 +28,15 @@ def free_port():
         return sock.getsockname()[1]
 
 
+def wait_for(port):
+    """Until the server accepts connections."""
+    while True:
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(POLL_S)
+
+
 def steps_ended(path):
     """Whole lines of steps.jsonl: the steps that have ended."""
     text = path.read_text() if path.exists() else ""
@@ -73,9 +82,7 @@ def main():
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         server = subprocess.Popen(board + ["--reload_interval", str(args.reload)], **quiet)
         try:
-            while steps_served(url.replace("scalars/scalars", "scalars/tags")) is None:
-                time.sleep(POLL_S)
-            time.sleep(5)  # The server starts; delays are those of one that runs already.
+            wait_for(port)  # Delays are those of a server that runs already.
             loop = subprocess.Popen(run, **quiet)
             try:
                 ended, served = watch(out / "steps.jsonl", url, time.monotonic() + args.seconds)
