@@ -90,7 +90,8 @@ fn main() -> ExitCode {
     match shown {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", message(&error));
+            // Where nobody reads it, the exit code still says so.
+            let _ = writeln!(io::stderr(), "error: {}", message(&error));
             ExitCode::FAILURE
         }
     }

@@ -114,15 +114,24 @@ fn without_out_a_run_goes_by_its_name() {
     assert!(folder.path().join("runs/other/report.html").is_file());
 }
 
-/// `gapscope config --defaults | head -1` is no failure.
+/// `gapscope ... 2>&1 | head -1` neither fails nor ends a run early.
 #[test]
 #[cfg(unix)]
-fn a_reader_may_close_standard_output() {
-    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("gapscope"));
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    command.args(["config", "--defaults"]).stdout(writer).stderr(std::process::Stdio::piped());
-    drop(reader);
-    let output = command.output().expect("the binary starts");
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-    assert_eq!(output.status.code(), Some(0));
+fn readers_may_leave() {
+    let parent = tempfile::tempdir().expect("a temporary folder");
+    let root = parent.path().join("run");
+    let out = root.to_str().expect("UTF-8");
+    for (args, code) in [
+        (&["config", "--defaults"][..], 0),
+        (&["run", SMALL, "--out", out], 0),
+        (&["run", "no/such.toml"], 1),
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("gapscope"));
+        command.args(args).current_dir(env!("CARGO_MANIFEST_DIR"));
+        command.stdout(writer.try_clone().expect("a pipe")).stderr(writer);
+        assert_eq!(command.status().expect("it starts").code(), Some(code), "{args:?}");
+    }
+    assert!(root.join("summary.json").is_file());
 }
