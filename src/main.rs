@@ -1,5 +1,6 @@
 //! The command line. Exit codes: 0 done, 1 the input or environment is at fault, 2 usage.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -85,12 +86,23 @@ enum Model {
 }
 
 fn main() -> ExitCode {
-    match execute(Cli::parse().command) {
+    let shown = execute(Cli::parse().command).and_then(|text| Ok(show(&text)?));
+    match shown {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", message(&error));
+            // Where nobody reads it, the exit code still says so.
+            let _ = writeln!(io::stderr(), "error: {}", message(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints what a command has to say. A reader that has read enough, as `head` does, is no error.
+fn show(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
     }
 }
 
@@ -106,32 +118,29 @@ fn message(error: &anyhow::Error) -> String {
     })
 }
 
-fn execute(command: Command) -> Result<()> {
-    match command {
-        Command::Run { experiment, out, dry_run } => {
+/// Does what was asked and returns what there is to say about it.
+fn execute(command: Command) -> Result<String> {
+    Ok(match command {
+        Command::Run { experiment, dry_run: true, .. } => run::dry_run(&experiment.load()?)?,
+        Command::Run { experiment, out, dry_run: false } => {
             let config = experiment.load()?;
-            if dry_run {
-                print!("{}", run::dry_run(&config)?);
-                return Ok(());
-            }
             let out = out.unwrap_or_else(|| PathBuf::from("runs").join(&config.name));
-            println!("{}", run::run(&config, &out)?);
-            println!("report: {}", out.join("report.html").display());
+            let summary = run::run(&config, &out)?;
+            format!("{summary}\nreport: {}\n", out.join("report.html").display())
         }
-        Command::Bench { experiment } => print!("{}", run::bench(&experiment.load()?)?),
+        Command::Bench { experiment } => run::bench(&experiment.load()?)?,
         Command::Model(Model::Inspect { model, set }) => {
-            print!("{}", run::describe_model(&model_config(&model, &set)?)?);
+            run::describe_model(&model_config(&model, &set)?)?
         }
         Command::Model(Model::Init { preset, dir, seed, dtype }) => {
             let set = [format!("model.dtype={dtype}")];
             let config = model_config(&preset, &set)?;
             let plan = Plan::new(Preset::from_name(&preset)?.config());
             save_folder(&dir, &plan, &Preset::weights(&plan, seed), config.model.dtype)?;
-            println!("{}", dir.display());
+            format!("{}\n", dir.display())
         }
-        Command::Config { defaults: _ } => print!("{}", config::defaults_text()),
-    }
-    Ok(())
+        Command::Config { defaults: _ } => config::defaults_text(),
+    })
 }
 
 /// The configuration of a file that names a model and nothing else.

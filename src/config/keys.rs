@@ -251,7 +251,7 @@ keys! {
         "Ways of getting each token's logprob; decode and trainer are always among them.";
 
     "check.greedy_eval_prompts", COUNT_OR_NONE, Is("0"), "",
-        "Problems answered greedily after the last step, drawn apart from those of training.";
+        "Problems answered greedily after the last step: sums drawn apart, or a file's first rows.";
 
     "checkpoint.save_final", Kind::Bool, Is("false"), "",
         "Whether a run with updates leaves its final weights as a Hugging Face folder.";

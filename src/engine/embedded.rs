@@ -46,7 +46,7 @@ impl Engine {
     /// An engine without weights, its pool zeroed and its free list in order.
     ///
     /// # Errors
-    /// A layout that cannot be, or a pool too small for one request.
+    /// A layout that cannot be, a pool too small for one request or too large for this machine.
     pub fn new(
         plan: Plan,
         num: Numerics,
@@ -56,6 +56,10 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let layout = layout(&plan, &num, &config)?;
         let num_blocks = layout.num_blocks(&block_memory(&plan, &num, &config))?;
+        if !Pages::fit(layout.num_buffers, num_blocks, layout.page_bytes) {
+            let bytes = layout.block_bytes() * u64::from(num_blocks);
+            return Err(EngineError::PoolTooLarge { num_blocks, bytes });
+        }
         let pages = Pages::new(layout.num_buffers, num_blocks, layout.page_bytes);
         let pool = BlockPool::new(num_blocks, config.free_list);
         Ok(Self {
@@ -276,4 +280,25 @@ fn score_targets(
         scores.extend(each.map(|(token, row)| sampler.log_prob(row, *token, contract)));
     }
     scores
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::model::Preset;
+
+    /// More than any machine addresses, so that none tries.
+    #[test]
+    fn a_pool_that_no_machine_holds_is_refused() {
+        let text = "name = \"x\"\nmodel.preset = \"jamba-3b-shape\"\n\
+            engine.num_gpu_blocks_override = 4294967295\n";
+        let config = config::parse(text, "test.toml", &[]).expect("a valid config");
+        let plan = Plan::new(Preset::Jamba3bShape.config());
+        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        let error = Engine::new(plan, num, config.engine, Contract::PLAIN, 0).expect_err("no room");
+        let expected = "the pool of 4294967295 blocks takes 3377699719741440 bytes, which this \
+            machine does not give: lower engine.num_gpu_blocks_override or engine.device_memory";
+        assert_eq!(error.to_string(), expected);
+    }
 }

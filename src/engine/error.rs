@@ -42,6 +42,11 @@ pub enum EngineError {
         max_model_len: u32,
         device_memory_needed: u64,
     },
+    #[error(
+        "the pool of {num_blocks} blocks takes {bytes} bytes, which this machine does not give: \
+         lower engine.num_gpu_blocks_override or engine.device_memory"
+    )]
+    PoolTooLarge { num_blocks: u32, bytes: u64 },
     #[error("request {request} has an empty prompt: give it at least one token")]
     EmptyPrompt { request: RequestId },
     #[error("request {request} asks for 0 new tokens: raise rollout.max_new_tokens to at least 1")]

@@ -6,12 +6,25 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
 
-use super::{HfConfig, ModelError, Plan, TensorSpec};
+use super::{HfConfig, ModelError, Plan, Preset, TensorSpec};
 use crate::config::Dtype;
 
 const WEIGHTS: &str = "model.safetensors";
 const TIED_HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// Reads a folder's plan alone, without its weights.
+///
+/// # Errors
+/// What is not a folder, or has no readable `config.json`.
+pub fn load_plan(folder: &Path) -> Result<Plan, ModelError> {
+    if !folder.is_dir() {
+        let reason = if folder.exists() { "it is a file" } else { "it does not exist" };
+        let (path, presets) = (folder.to_owned(), Preset::names());
+        return Err(ModelError::NotAFolder { path, reason, presets });
+    }
+    Ok(Plan::new(HfConfig::read(&folder.join("config.json"))?))
+}
 
 /// Reads a folder: its plan and each unit's flat f32 master weights. f32, bf16 and f16 files are
 /// widened.
@@ -20,17 +33,14 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 /// A missing or broken file, a tensor that is missing, unexpected, of another shape or dtype, or
 /// not finite; each names the file and the tensor.
 pub fn load_master(folder: &Path) -> Result<(Plan, Vec<Vec<f32>>), ModelError> {
-    if !folder.is_dir() {
-        let reason = if folder.exists() { "it is a file" } else { "it does not exist" };
-        return Err(ModelError::NotAFolder { path: folder.to_owned(), reason });
-    }
-    let plan = Plan::new(HfConfig::read(&folder.join("config.json"))?);
+    let plan = load_plan(folder)?;
     let path = folder.join(WEIGHTS);
     let bytes =
         fs::read(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| ModelError::Safetensors {
         path: path.clone(),
-        reason: format!("{error}; the file holds {} bytes", bytes.len()),
+        reason: error.to_string(),
+        bytes: bytes.len(),
     })?;
     let reader = Reader { path: &path, file: &file };
     reader.check_names(&plan)?;

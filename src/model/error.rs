@@ -9,14 +9,20 @@ pub enum ModelError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not a model folder: {reason}")]
-    NotAFolder { path: PathBuf, reason: &'static str },
+    #[error(
+        "{path} is not a model folder: {reason}; name a folder that holds config.json and \
+         model.safetensors, or a preset: {presets}"
+    )]
+    NotAFolder { path: PathBuf, reason: &'static str, presets: String },
     #[error("{path}: not JSON: {source}")]
     Json { path: PathBuf, source: serde_json::Error },
     #[error("{path}: {field}: {reason}")]
     Field { path: PathBuf, field: &'static str, reason: String },
-    #[error("{path}: {reason}")]
-    Safetensors { path: PathBuf, reason: String },
+    #[error(
+        "{path} holds {bytes} bytes that are no whole safetensors file ({reason}): copy or \
+         download it again"
+    )]
+    Safetensors { path: PathBuf, reason: String, bytes: usize },
     #[error("{path}: tensor {name}: {reason}")]
     Tensor { path: PathBuf, name: String, reason: String },
     #[error("unknown preset {found:?}; the presets are {known}")]

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 pub use attention::{Context, Projected};
 pub use block::Block;
-pub use checkpoint::{load_master, save_folder};
+pub use checkpoint::{load_master, load_plan, save_folder};
 pub use config::{HfConfig, MixerKind};
 pub use error::ModelError;
 pub use mamba::MambaState;

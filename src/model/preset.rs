@@ -26,10 +26,15 @@ impl Preset {
     /// # Errors
     /// A name that is none of them; the message lists them.
     pub fn from_name(name: &str) -> Result<Self, ModelError> {
-        Self::ALL.into_iter().find(|preset| preset.name() == name).ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            ModelError::Preset { found: name.to_owned(), known }
-        })
+        Self::ALL
+            .into_iter()
+            .find(|preset| preset.name() == name)
+            .ok_or_else(|| ModelError::Preset { found: name.to_owned(), known: Self::names() })
+    }
+
+    /// All names, for messages.
+    pub(super) fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
     }
 
     #[must_use]

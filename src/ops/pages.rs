@@ -30,6 +30,20 @@ impl Pages {
         Self { page_bytes, buffers: vec![vec![0; words]; buffers] }
     }
 
+    /// Whether this machine can give that much memory, where [`Self::new`] would abort: asks for it
+    /// and gives it back untouched.
+    #[must_use]
+    pub fn fit(buffers: usize, num_blocks: u32, page_bytes: u64) -> bool {
+        let Ok(words) = usize::try_from(page_bytes / 4 * u64::from(num_blocks)) else {
+            return false;
+        };
+        let reserve = |_| {
+            let mut buffer: Vec<u32> = Vec::new();
+            buffer.try_reserve_exact(words).map(|()| buffer)
+        };
+        (0..buffers).map(reserve).collect::<Result<Vec<_>, _>>().is_ok()
+    }
+
     /// Byte offset of a block's page in its buffer.
     #[must_use]
     pub fn page(&self, block: BlockId) -> u64 {

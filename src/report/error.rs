@@ -9,6 +9,9 @@ pub enum ReportError {
     #[error("cannot {action} {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 
+    #[error("cannot make the run folder {}: {source}; pass another --out", path.display())]
+    MakeFolder { path: PathBuf, source: io::Error },
+
     #[error("the run folder {} already holds a run ({file}); pass another --out", folder.display())]
     RunExists { folder: PathBuf, file: &'static str },
 

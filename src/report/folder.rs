@@ -27,7 +27,7 @@ impl RunFolder {
         }
         for part in ["", "rollouts", "tokens", "tb", "checkpoints"] {
             let path = if part.is_empty() { folder.root.clone() } else { folder.root.join(part) };
-            fs::create_dir_all(&path).map_err(ReportError::io("create the folder", &path))?;
+            fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
         }
         Ok(folder)
     }
@@ -144,10 +144,8 @@ mod tests {
         fs::write(&file, "").unwrap();
         let root = file.join("run");
         let error = RunFolder::create(&root).unwrap_err().to_string();
-        assert!(
-            error.starts_with(&format!("cannot create the folder {}: Not a dir", root.display())),
-            "{error}"
-        );
+        let expect = format!("cannot make the run folder {}: Not a directory", root.display());
+        assert!(error.starts_with(&expect), "{error}");
     }
 
     #[test]

@@ -15,9 +15,9 @@ pub struct Summary {
     pub schema: u32,
     pub name: String,
     pub steps_done: u64,
-    /// Sampled tokens that were compared.
+    /// Sampled tokens that were compared: both log-probabilities are finite.
     pub n_tokens: u64,
-    /// Of them, those with a non-finite log-probability on either side.
+    /// The other tokens: a log-probability is non-finite on either side.
     pub nonfinite: u64,
     pub spike_steps: Vec<Step>,
     pub first_spike_step: Option<Step>,

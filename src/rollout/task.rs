@@ -88,14 +88,18 @@ impl Task {
     }
 
     /// The `n` problems of a step: the same for the same seed, use, step and `n`, whatever was
-    /// drawn before. A file is walked in order, `n` problems a step, and begun again at its end.
+    /// drawn before. A file is walked in order, `n` problems a step, and begun again at its end; it
+    /// holds no problems apart, so an evaluation takes its first ones.
     ///
     /// # Errors
     /// A prompt that the model's text cannot hold.
     pub fn problems(&self, draw: Draw, step: Step, n: u32) -> Result<Vec<Problem>, RolloutError> {
         let problem = |index| match &self.kind {
             Kind::Arithmetic(task) => task.problem(draw, step, index, &self.codec),
-            Kind::Jsonl(task) => task.problem(step, n, index, &self.codec),
+            Kind::Jsonl(task) => {
+                let step = if draw == Draw::Evaluation { Step::new(1) } else { step };
+                task.problem(step, n, index, &self.codec)
+            }
         };
         (0..n).map(problem).collect()
     }

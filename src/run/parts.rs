@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::config::{Config, ModelSource};
-use crate::model::{load_master, HfConfig, Numerics, Plan, Preset};
+use crate::model::{load_master, load_plan, HfConfig, Numerics, Plan, Preset};
 use crate::rollout::{Codec, SpecialTokens};
 
 /// A model, loaded.
@@ -34,10 +34,10 @@ pub(super) fn load(config: &Config) -> Result<Parts> {
 
 /// The layer plan alone, without weights.
 pub(super) fn plan(config: &Config) -> Result<Plan> {
-    Ok(Plan::new(match &config.model.source {
-        ModelSource::Path(folder) => HfConfig::read(&folder.join("config.json"))?,
-        ModelSource::Preset(name) => Preset::from_name(name)?.config(),
-    }))
+    Ok(match &config.model.source {
+        ModelSource::Path(folder) => load_plan(folder)?,
+        ModelSource::Preset(name) => Plan::new(Preset::from_name(name)?.config()),
+    })
 }
 
 pub(super) fn codec(config: &Config, hf: &HfConfig) -> Result<Codec> {

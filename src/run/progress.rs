@@ -1,6 +1,6 @@
 //! What a person watching sees: a bar on a terminal, plain lines elsewhere. All on stderr.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -29,7 +29,7 @@ impl Progress {
                 bar.set_message(text);
                 bar.inc(u64::from(advance));
             }
-            None => eprintln!("{text}"),
+            None => say(&text),
         }
     }
 
@@ -59,7 +59,7 @@ impl Progress {
             format!("greedy reward {reward} on {} problems, logits std {std}", found.prompts);
         match &self.bar {
             Some(bar) => bar.println(text),
-            None => eprintln!("{text}"),
+            None => say(&text),
         }
     }
 
@@ -68,4 +68,9 @@ impl Progress {
             bar.finish();
         }
     }
+}
+
+/// A line on stderr. That nobody reads it any more is no reason to end a run.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }

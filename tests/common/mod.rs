@@ -1,6 +1,8 @@
 //! What the whole-product tests share.
 #![allow(dead_code)] // Each test binary uses its own part.
 
+pub mod run;
+
 use std::path::{Path, PathBuf};
 
 use gapscope::base::{Contract, TokenId};

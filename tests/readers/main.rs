@@ -4,6 +4,10 @@
 //! `GAPSCOPE_PYTHON` names an interpreter that has the packages of tests/readers/requirements.txt.
 //! Where it is unset these tests say so and check nothing; the writers' own tests still run.
 
+#[path = "../common/mod.rs"]
+mod common;
+mod run;
+
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
@@ -19,8 +23,15 @@ use gapscope::report::{flatten, RunFolder, Scalar};
 use gapscope::rollout::Rollout;
 use serde_json::{json, Value};
 
-/// What a script of tests/readers prints; `None` where there is no interpreter.
+/// The JSON that a script of tests/readers prints; `None` where there is no interpreter.
 fn read_with(script: &str, paths: &[&Path]) -> Option<Value> {
+    let printed = read_lines_with(script, paths)?;
+    assert_eq!(printed.len(), 1, "{script} prints one document");
+    printed.into_iter().next()
+}
+
+/// As [`read_with`], of a script that prints several documents.
+fn read_lines_with(script: &str, paths: &[&Path]) -> Option<Vec<Value>> {
     let Some(python) = std::env::var_os("GAPSCOPE_PYTHON") else {
         // Not eprintln, which the harness keeps to itself.
         let mut stderr = std::io::stderr();
@@ -31,7 +42,8 @@ fn read_with(script: &str, paths: &[&Path]) -> Option<Value> {
     let output = Command::new(&python).arg(script).args(paths).output();
     let output = output.unwrap_or_else(|error| panic!("{}: {error}", python.display()));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(serde_json::from_slice(&output.stdout).unwrap())
+    let documents = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
+    Some(documents.map(Result::unwrap).collect())
 }
 
 const NAME: FileName<'_> = FileName { seconds: 1_700_000_000, host: "host", pid: 42, n: 0 };
