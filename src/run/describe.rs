@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::parts;
 use crate::base::Step;
-use crate::config::{Config, Update};
+use crate::config::{Config, Dtype, Update};
 use crate::engine::{self, Layout};
 use crate::model::{MixerKind, Numerics, Plan};
 use crate::rollout::{Draw, Task};
@@ -30,7 +30,11 @@ pub fn describe_model(config: &Config) -> Result<String> {
 
 fn write_layers(text: &mut String, plan: &Plan, num: &Numerics) -> Result<()> {
     let (params, bytes) = (plan.num_parameters(), plan.num_parameters() * num.dtype.bytes());
-    writeln!(text, "parameters        {params} ({bytes} bytes in {:?})", num.dtype)?;
+    let dtype = match num.dtype {
+        Dtype::F32 => "f32",
+        Dtype::Bf16 => "bf16",
+    };
+    writeln!(text, "parameters        {params} ({bytes} bytes in {dtype})")?;
     writeln!(text, "vocabulary        {}", plan.config.vocab_size)?;
     writeln!(text, "hidden            {}", plan.config.hidden_size)?;
     let of = |kind| plan.layers.iter().filter(|&&layer| layer == kind).count();
@@ -70,7 +74,8 @@ fn write_layout(text: &mut String, layout: &Layout) -> Result<()> {
 /// `run --dry-run`: the resolved knobs and what they come to.
 ///
 /// # Errors
-/// Whatever `run` would refuse before its first step.
+/// Whatever `run` would refuse of the model's config, the task and the pool. Neither weights nor
+/// the run's folder are touched.
 pub fn dry_run(config: &Config) -> Result<String> {
     let plan = parts::plan(config)?;
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
@@ -112,10 +117,12 @@ fn write_memory(
 ) -> Result<()> {
     let params = plan.num_parameters();
     let pool = layout.block_bytes() * u64::from(num_blocks);
-    // The CPU's packed weights are f32 whatever the compute dtype.
-    let engine = params * 4;
-    let master = params * 4;
-    let optimizer = if config.trainer.update == Update::Adamw { params * 8 } else { 0 };
-    writeln!(text, "memory            pool {pool} B, engine weights {engine} B, master weights {master} B, optimizer {optimizer} B")?;
+    writeln!(text, "memory            pool {pool} bytes")?;
+    // On the CPU packed weights are f32 whatever the compute dtype.
+    writeln!(text, "                  engine weights {} bytes", params * 4)?;
+    writeln!(text, "                  master weights {} bytes", params * 4)?;
+    if config.trainer.update == Update::Adamw {
+        writeln!(text, "                  optimizer {} bytes", params * 8)?;
+    }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod describe;
+mod metrics;
 mod parts;
 mod progress;
 mod recorder;
@@ -25,8 +26,10 @@ use recorder::Recorder;
 /// # Errors
 /// Whatever is wrong with the experiment, its model or the disk. What was already reported stays.
 pub fn run(config: &Config, out: &Path) -> Result<Summary> {
+    // The folder first: that it cannot be made is known before a large model is read.
+    let folder = RunFolder::create(out)?;
     let mut session = Session::open(config)?;
-    let mut recorder = Recorder::create(RunFolder::create(out)?, &session)?;
+    let mut recorder = Recorder::create(folder, &session)?;
     let done = steps(&mut session, &mut recorder);
     recorder.finish(&session, done)
 }

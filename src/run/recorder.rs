@@ -5,16 +5,17 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 
+use super::metrics;
 use super::progress::Progress;
 use super::session::{Comparison, Session};
 use crate::base::{Position, Step};
 use crate::config::{self, Config, Update};
-use crate::engine::{FinishReason, Statistics};
+use crate::engine::Statistics;
 use crate::gap::{self, stats, Finding, Totals};
 use crate::model::save_folder;
 use crate::report::html::{self, Page, StepPoint, WorstToken};
 use crate::report::tensorboard::{FileName, SessionEnd, Writer, GAP_FIRST};
-use crate::report::{self, parquet, RunFolder, Scalar, StepLog, Summary};
+use crate::report::{self, parquet, RunFolder, StepLog, Summary};
 use crate::rollout::Rollout;
 use crate::trainer::UpdateReport;
 
@@ -58,10 +59,6 @@ fn wall_time_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-fn scalar(tag: &str, value: Option<f64>, description: &str) -> Scalar {
-    Scalar { tag: tag.to_owned(), value, description: description.to_owned() }
-}
-
 impl Recorder {
     /// Writes what is known before the first step: config, hparams, layout.
     pub(super) fn create(folder: RunFolder, session: &Session) -> Result<Self> {
@@ -102,7 +99,7 @@ impl Recorder {
     /// One supervised step before the loop.
     pub(super) fn warm_step(&mut self, step: Step, loss: f64) -> Result<()> {
         let about = "mean cross entropy of the task's own answers, nats a token";
-        let scalars = [scalar("warm_start/loss", Some(loss), about)];
+        let scalars = [metrics::scalar("warm_start/loss", Some(loss), about)];
         self.tensorboard.scalars(step, wall_time_s(), &scalars)?;
         self.tensorboard.flush()?;
         self.progress.warm_start(step, loss);
@@ -121,11 +118,12 @@ impl Recorder {
         let step = comparison.step;
         parquet::write_rollouts(&self.folder.rollouts(step), rollouts, ENGINE)?;
         parquet::write_tokens(&self.folder.tokens(step), rollouts)?;
-        let mut scalars = gap_scalars(comparison, rollouts);
-        scalars.extend(rollout_scalars(rollouts));
-        scalars.extend(reward_scalars(rollouts, session.config.rollout.rollouts_per_prompt));
-        scalars.extend(updates.last().map(loss_scalars).unwrap_or_default());
-        scalars.extend(self.pool_scalars(session));
+        let mut scalars = metrics::gap(comparison, rollouts);
+        scalars.extend(metrics::rollout(rollouts));
+        scalars.extend(metrics::reward(rollouts, session.config.rollout.rollouts_per_prompt));
+        scalars.extend(updates.last().map(metrics::loss).unwrap_or_default());
+        scalars.extend(metrics::pool(&session.engine, self.before));
+        self.before = session.engine.statistics();
         let row = scalars.iter().map(|scalar| (scalar.tag.as_str(), scalar.value));
         self.steps.append(step, row)?;
         self.keep(session, comparison, rollouts);
@@ -136,7 +134,7 @@ impl Recorder {
         let tokens: usize = rollouts.iter().map(|rollout| rollout.completion.tokens.len()).sum();
         perf.push(("perf/sampled_tokens_per_s".into(), tokens as f64 / clock.laps[0].1));
         self.timing.append(step, perf.iter().map(|(tag, s)| (tag.as_str(), Some(*s))))?;
-        scalars.extend(perf.iter().map(|(tag, s)| scalar(tag, Some(*s), "wall clock")));
+        scalars.extend(perf.iter().map(|(tag, s)| metrics::scalar(tag, Some(*s), "wall clock")));
 
         let now = wall_time_s();
         self.tensorboard.scalars(step, now, &scalars)?;
@@ -164,41 +162,6 @@ impl Recorder {
         self.worst.extend(found.map(|found| in_text(session, rollouts, found)));
         self.worst.sort_by(|a, b| b.found.gap.total_cmp(&a.found.gap));
         self.worst.truncate(WORST_KEPT);
-    }
-
-    fn pool_scalars(&mut self, session: &Session) -> Vec<Scalar> {
-        let (now, before) = (session.engine.statistics(), self.before);
-        self.before = now;
-        let pool = session.engine.pool();
-        let taken = now.blocks_taken as f64;
-        let count = |value: u64| Some(value as f64);
-        vec![
-            scalar(
-                "pool/blocks_taken",
-                count(now.blocks_taken - before.blocks_taken),
-                "blocks handed out in this step",
-            ),
-            scalar(
-                "pool/laps",
-                Some(taken / pool.num_usable() as f64),
-                "times the pool has been gone through, since the start",
-            ),
-            scalar(
-                "pool/preemptions",
-                count(now.preemptions - before.preemptions),
-                "requests that lost their blocks and were recomputed, in this step",
-            ),
-            scalar(
-                "pool/engine_steps",
-                count(now.engine_steps - before.engine_steps),
-                "forward passes of the engine in this step",
-            ),
-            scalar(
-                "pool/free_blocks",
-                Some(pool.free_blocks().len() as f64),
-                "blocks in the free list after the step",
-            ),
-        ]
     }
 
     /// Closes every file, whatever ended the loop, and says what the run was.
@@ -285,83 +248,6 @@ impl Recorder {
 /// The configuration of a file that says nothing but what it must.
 fn defaults() -> Config {
     config::parse(&config::defaults_text(), "defaults", &[]).expect("the defaults load")
-}
-
-fn gap_scalars(comparison: &Comparison, rollouts: &[Rollout]) -> Vec<Scalar> {
-    let tables = comparison.tables.iter().flat_map(|table| &table.metrics);
-    tables
-        .map(Scalar::from)
-        .chain(gap::rollout_measures(rollouts).iter().map(Scalar::from))
-        .collect()
-}
-
-fn rollout_scalars(rollouts: &[Rollout]) -> Vec<Scalar> {
-    let of = |value: fn(&Rollout) -> f64| rollouts.iter().map(value).collect::<Vec<f64>>();
-    let lengths = of(|rollout| rollout.completion.tokens.len() as f64);
-    let prompts = of(|rollout| rollout.completion.prompt.len() as f64);
-    let stopped =
-        of(|rollout| f64::from(u8::from(rollout.completion.finish_reason == FinishReason::Stop)));
-    vec![
-        scalar("rollout/requests", Some(rollouts.len() as f64), "completions of this step"),
-        scalar("rollout/length_mean", stats::mean(&lengths), "sampled tokens a completion"),
-        scalar(
-            "rollout/length_max",
-            stats::max(&lengths),
-            "sampled tokens of the longest completion",
-        ),
-        scalar("rollout/prompt_length_mean", stats::mean(&prompts), "prompt tokens"),
-        scalar(
-            "rollout/frac_stopped",
-            stats::mean(&stopped),
-            "completions that ended by an end token",
-        ),
-    ]
-}
-
-fn reward_scalars(rollouts: &[Rollout], per_prompt: u32) -> Vec<Scalar> {
-    let rewards: Vec<f64> = rollouts.iter().map(|rollout| rollout.reward).collect();
-    let groups = rewards.chunks(per_prompt as usize);
-    let flat = |group: &[f64]| f64::from(u8::from(group.iter().all(|r| *r == group[0])));
-    let flat: Vec<f64> = groups.map(flat).collect();
-    vec![
-        scalar("reward/mean", stats::mean(&rewards), "mean reward of the step's completions"),
-        scalar("reward/std", stats::std(&rewards), "population standard deviation of the rewards"),
-        scalar("reward/min", stats::min(&rewards), "smallest reward"),
-        scalar("reward/max", stats::max(&rewards), "largest reward"),
-        scalar(
-            "reward/frac_flat_groups",
-            stats::mean(&flat),
-            "prompts whose rollouts all earned the same: no gradient. DAPO's filter counts them",
-        ),
-    ]
-}
-
-/// Of a step's last minibatch: the furthest that its weights have moved.
-fn loss_scalars(report: &UpdateReport) -> Vec<Scalar> {
-    let terms = &report.terms;
-    let mut scalars = vec![
-        scalar("loss/total", Some(terms.loss), "policy loss + kl_coef * KL, last minibatch"),
-        scalar("loss/policy", Some(terms.policy_loss), "-min(ratio A, clip(ratio) A), weighted. Also known as: verl actor/pg_loss"),
-        scalar("loss/kl", terms.kl, "k3 to the frozen start weights. Also known as: verl actor/kl_loss, TRL kl"),
-        scalar("loss/approx_kl", Some(terms.approx_kl), "mean of r - 1 - ln r, new against old"),
-        scalar("loss/ratio_mean", Some(terms.ratio_mean), "mean exp(new - old)"),
-        scalar("loss/ratio_min", Some(terms.ratio_min), "min exp(new - old)"),
-        scalar("loss/ratio_max", Some(terms.ratio_max), "max exp(new - old)"),
-        scalar("loss/clip_fraction_low", Some(terms.clip_fraction_low), "tokens held at 1 - clip_ratio_low. Also known as: verl actor/pg_clipfrac_lower, TRL clip_ratio/low_mean"),
-        scalar("loss/clip_fraction_high", Some(terms.clip_fraction_high), "tokens held at 1 + clip_ratio_high. Also known as: verl actor/pg_clipfrac, TRL clip_ratio/high_mean"),
-        scalar("loss/advantage_mean", Some(terms.advantage_mean), "over sequences"),
-        scalar("loss/advantage_std", Some(terms.advantage_std), "over sequences"),
-        scalar("loss/grad_norm", Some(report.grad_norm), "L2 norm before clipping. Also known as: verl actor/grad_norm"),
-        scalar("loss/learning_rate", Some(report.learning_rate), "of the step's last update"),
-    ];
-    if let Some(weights) = &terms.importance {
-        scalars.extend([
-            scalar("loss/importance_mean", Some(weights.mean), "mean truncated importance weight. Also known as: verl rollout_corr/rollout_is_mean"),
-            scalar("loss/importance_uncapped_max", Some(weights.uncapped_max), "max exp(old - rollout) before the cap"),
-            scalar("loss/importance_fraction_capped", Some(weights.fraction_capped), "tokens over the cap"),
-        ]);
-    }
-    scalars
 }
 
 /// A token with what stands around it.

@@ -1,0 +1,150 @@
+//! What a step says of itself beside the gap: rollouts, rewards, losses, the pool.
+
+use super::session::Comparison;
+use crate::engine::{Engine, FinishReason, Statistics};
+use crate::gap::{self, stats};
+use crate::report::Scalar;
+use crate::rollout::Rollout;
+use crate::trainer::UpdateReport;
+
+/// One value with its tag and what it means.
+pub(super) fn scalar(tag: &str, value: Option<f64>, description: &str) -> Scalar {
+    Scalar { tag: tag.to_owned(), value, description: description.to_owned() }
+}
+
+fn scalars<const N: usize>(rows: [(&str, Option<f64>, &str); N]) -> Vec<Scalar> {
+    rows.map(|(tag, value, description)| scalar(tag, value, description)).into()
+}
+
+/// Every measure of every comparison that was made.
+pub(super) fn gap(comparison: &Comparison, rollouts: &[Rollout]) -> Vec<Scalar> {
+    let tables = comparison.tables.iter().flat_map(|table| &table.metrics);
+    let of_rollouts = gap::rollout_measures(rollouts);
+    tables.chain(&of_rollouts).map(Scalar::from).collect()
+}
+
+pub(super) fn rollout(rollouts: &[Rollout]) -> Vec<Scalar> {
+    let of = |value: fn(&Rollout) -> f64| rollouts.iter().map(value).collect::<Vec<f64>>();
+    let lengths = of(|rollout| rollout.completion.tokens.len() as f64);
+    let prompts = of(|rollout| rollout.completion.prompt.len() as f64);
+    let stopped =
+        of(|rollout| f64::from(u8::from(rollout.completion.finish_reason == FinishReason::Stop)));
+    scalars([
+        ("rollout/requests", Some(rollouts.len() as f64), "completions of this step"),
+        ("rollout/length_mean", stats::mean(&lengths), "sampled tokens a completion"),
+        ("rollout/length_max", stats::max(&lengths), "sampled tokens of the longest completion"),
+        ("rollout/prompt_length_mean", stats::mean(&prompts), "prompt tokens"),
+        ("rollout/frac_stopped", stats::mean(&stopped), "completions that ended by an end token"),
+    ])
+}
+
+pub(super) fn reward(rollouts: &[Rollout], per_prompt: u32) -> Vec<Scalar> {
+    let rewards: Vec<f64> = rollouts.iter().map(|rollout| rollout.reward).collect();
+    let flat = |group: &[f64]| f64::from(u8::from(group.iter().all(|r| *r == group[0])));
+    let flat: Vec<f64> = rewards.chunks(per_prompt as usize).map(flat).collect();
+    scalars([
+        ("reward/mean", stats::mean(&rewards), "mean reward of the step's completions"),
+        ("reward/std", stats::std(&rewards), "population standard deviation of the rewards"),
+        ("reward/min", stats::min(&rewards), "smallest reward"),
+        ("reward/max", stats::max(&rewards), "largest reward"),
+        (
+            "reward/frac_flat_groups",
+            stats::mean(&flat),
+            "prompts whose rollouts all earned the same, so that they teach nothing",
+        ),
+    ])
+}
+
+/// Of a step's last minibatch: the furthest that its weights have moved.
+pub(super) fn loss(report: &UpdateReport) -> Vec<Scalar> {
+    let terms = &report.terms;
+    let mut rows = scalars([
+        ("loss/total", Some(terms.loss), "policy loss + kl_coef * KL, last minibatch"),
+        (
+            "loss/policy",
+            Some(terms.policy_loss),
+            "-min(ratio A, clip(ratio) A), importance-weighted. Also known as: verl actor/pg_loss",
+        ),
+        (
+            "loss/kl",
+            terms.kl,
+            "k3 to the frozen start weights. Also known as: verl actor/kl_loss, TRL kl",
+        ),
+        ("loss/approx_kl", Some(terms.approx_kl), "mean of r - 1 - ln r, new against old"),
+        ("loss/ratio_mean", Some(terms.ratio_mean), "mean exp(new - old)"),
+        ("loss/ratio_min", Some(terms.ratio_min), "min exp(new - old)"),
+        ("loss/ratio_max", Some(terms.ratio_max), "max exp(new - old)"),
+        (
+            "loss/clip_fraction_low",
+            Some(terms.clip_fraction_low),
+            "tokens held at 1 - clip_ratio_low. Also known as: TRL clip_ratio/low_mean",
+        ),
+        (
+            "loss/clip_fraction_high",
+            Some(terms.clip_fraction_high),
+            "tokens held at 1 + clip_ratio_high. Also known as: TRL clip_ratio/high_mean",
+        ),
+        ("loss/advantage_mean", Some(terms.advantage_mean), "over sequences"),
+        ("loss/advantage_std", Some(terms.advantage_std), "over sequences"),
+        (
+            "loss/grad_norm",
+            Some(report.grad_norm),
+            "L2 norm before clipping. Also known as: verl actor/grad_norm",
+        ),
+        ("loss/learning_rate", Some(report.learning_rate), "of the step's last update"),
+    ]);
+    if let Some(weights) = &terms.importance {
+        rows.extend(scalars([
+            (
+                "loss/importance_mean",
+                Some(weights.mean),
+                "mean truncated importance weight. Also known as: verl \
+                 rollout_corr/rollout_is_mean",
+            ),
+            (
+                "loss/importance_uncapped_max",
+                Some(weights.uncapped_max),
+                "max exp(d) before the cap",
+            ),
+            (
+                "loss/importance_fraction_capped",
+                Some(weights.fraction_capped),
+                "tokens over the cap",
+            ),
+        ]));
+    }
+    rows
+}
+
+/// What the engine did since `before`.
+pub(super) fn pool(engine: &Engine, before: Statistics) -> Vec<Scalar> {
+    let (now, pool) = (engine.statistics(), engine.pool());
+    let since = |now: u64, before: u64| Some((now - before) as f64);
+    scalars([
+        (
+            "pool/blocks_taken",
+            since(now.blocks_taken, before.blocks_taken),
+            "blocks handed out in this step",
+        ),
+        (
+            "pool/laps",
+            Some(now.blocks_taken as f64 / pool.num_usable() as f64),
+            "times the pool has been gone through, since the start",
+        ),
+        (
+            "pool/preemptions",
+            since(now.preemptions, before.preemptions),
+            "requests that lost their blocks and were recomputed, in this step",
+        ),
+        (
+            "pool/engine_steps",
+            since(now.engine_steps, before.engine_steps),
+            "forward passes of the engine in this step",
+        ),
+        (
+            "pool/free_blocks",
+            Some(pool.free_blocks().len() as f64),
+            "blocks in the free list after the step",
+        ),
+    ])
+}
