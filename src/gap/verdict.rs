@@ -239,7 +239,7 @@ fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> 
     let sequences = rest.iter().map(|case| case.sequence.clone()).collect();
     let worst = worst(&Pairs { legs, sequences }, 1)[0];
     let mut message = format!(
-        "{} of {} requests have a gap over the floor of {:e}; the worst token is {} at completion \
+        "{} of {} requests have a gap over the floor of {:?}; the worst token is {} at completion \
          index {} of request {}: {} {}, {} {}",
         rest.len(),
         evidence.rollouts.len(),
