@@ -112,8 +112,13 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 fn left_to_right(file: &File) -> Vec<(usize, String)> {
-    let inside = file.path.strip_prefix("src/").and_then(|path| path.split_once('/'));
-    let Some((room, inside)) = inside.filter(|_| file.is_rust()) else { return Vec::new() };
+    let Some(path) = file.path.strip_prefix("src/").filter(|_| file.is_rust()) else {
+        return Vec::new();
+    };
+    let Some((room, inside)) = path.split_once('/') else {
+        let outside = ["lib.rs", "main.rs"].contains(&path);
+        return if outside { Vec::new() } else { vec![(1, "stands in no room".to_owned())] };
+    };
     let Some(here) = ROOMS.iter().position(|name| *name == room) else {
         return vec![(1, format!("{room} is no room"))];
     };
@@ -280,6 +285,7 @@ fn imports_go_left() {
     check("src/gap/mod.rs", "use crate::config::Fault;\n", &[(1, stranger)]);
     check("src/gap/mod.rs", "use crate::{run, base};\n", &[(1, "crate:: names no room")]);
     check("src/attic/mod.rs", "", &[(1, "attic is no room")]);
+    check("src/attic.rs", "", &[(1, "stands in no room")]);
     check("src/main.rs", "use gapscope::run;\n", &[]);
 }
 
