@@ -51,7 +51,7 @@ fn an_unexplained_gap_says_what_the_three_legs_say() {
     let findings = judge(&[record, clean(1)], 0.0, &[]);
     assert_eq!(kinds(&findings), [FindingKind::Unexplained]);
     let message = &findings[0].message;
-    assert!(message.starts_with("1 of 2 requests have a gap over the floor of 0e0"), "{message}");
+    assert!(message.starts_with("1 of 2 requests have a gap over the floor of 0.0"), "{message}");
     assert!(message.contains("worst token is 103 at completion index 3 of request s1.p0.r0"));
     assert!(message.contains("decode -0.0625, trainer -8"), "{message}");
     assert!(message.contains("three-way check of 1: rollout engine disagrees with itself"));

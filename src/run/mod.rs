@@ -1,4 +1,4 @@
-//! The loop. The only room that reads the clock or starts processes.
+//! The loop. The only room that reads the clock.
 
 mod bench;
 mod describe;
