@@ -53,8 +53,8 @@ fn distance(found: &[f32], want: &[f32]) -> f64 {
 }
 
 /// How far transformers 5.24's own bf16 forward of these weights (eager, the farther of the two
-/// rows) lies from its f32 forward of them: after each layer, then on the logits. It rounds where we
-/// round and in more places (Δ, the gate, the product with D), so this is what bf16 explains.
+/// rows) lies from its f32 forward of them: after each layer, then on the logits. It rounds where
+/// we round and in more places (Δ, the gate, the product with D), so this is what bf16 explains.
 const TRANSFORMERS: [f64; 6] = [0.0, 0.0065, 0.0098, 0.0119, 0.0138, 0.0142];
 
 #[test]

@@ -170,8 +170,10 @@ fn files_beside_the_weights_change_nothing() {
     assert_eq!(load_master(&folder).expect_err("refused").to_string(), want);
 }
 
-/// Spoils the tensors of a folder.
-fn tensors(change: impl Fn(&mut Tensors) + 'static) -> Box<dyn Fn(&Path)> {
+/// What is done to a folder.
+type Spoil = Box<dyn Fn(&Path)>;
+
+fn tensors(change: impl Fn(&mut Tensors) + 'static) -> Spoil {
     Box::new(move |folder| {
         let mut all = read(folder);
         change(&mut all);
@@ -179,7 +181,7 @@ fn tensors(change: impl Fn(&mut Tensors) + 'static) -> Box<dyn Fn(&Path)> {
     })
 }
 
-fn bytes(change: impl Fn(&mut Vec<u8>) + 'static) -> Box<dyn Fn(&Path)> {
+fn bytes(change: impl Fn(&mut Vec<u8>) + 'static) -> Spoil {
     Box::new(move |folder| {
         let path = folder.join("model.safetensors");
         let mut all = fs::read(&path).expect("weights");
@@ -188,7 +190,7 @@ fn bytes(change: impl Fn(&mut Vec<u8>) + 'static) -> Box<dyn Fn(&Path)> {
     })
 }
 
-fn json(change: impl Fn(&mut serde_json::Value) + 'static) -> Box<dyn Fn(&Path)> {
+fn json(change: impl Fn(&mut serde_json::Value) + 'static) -> Spoil {
     Box::new(move |folder| edit_json(folder, &change))
 }
 
@@ -211,7 +213,7 @@ fn spoiled_weights_are_named() {
             bytes[4 * at..][..4].copy_from_slice(&value.to_le_bytes());
         })
     };
-    let cases: Vec<(Box<dyn Fn(&Path)>, &str)> = vec![
+    let cases: Vec<(Spoil, &str)> = vec![
         (
             tensors(|all| drop(all.remove(D))),
             "{}/model.safetensors: tensor model.layers.1.mamba.D: is missing",
@@ -248,6 +250,15 @@ fn spoiled_weights_are_named() {
             "{}/model.safetensors: tensor model.layers.1.mamba.D: element 127 is -inf; weights \
              must be finite",
         ),
+    ];
+    for (spoil, want) in cases {
+        check(copy, &spoil, want);
+    }
+}
+
+#[test]
+fn a_config_that_asks_for_other_tensors_is_refused() {
+    let cases: Vec<(Spoil, &str)> = vec![
         (
             json(|config| config["tie_word_embeddings"] = true.into()),
             "{}/model.safetensors: tensor lm_head.weight: differs from model.embed_tokens.weight, \
@@ -286,49 +297,46 @@ fn a_tied_folder_carries_its_embedding_as_head_or_none() {
 #[test]
 fn broken_files_are_named() {
     let whole = fs::metadata(fixture("tiny-jamba/model.safetensors")).expect("fixture").len();
-    let uncovered = |len: u64| {
+    let broken = |len: u64, reason: &str| {
         format!(
-            "{{}}/model.safetensors: not a whole safetensors file of {len} bytes: incomplete \
-             metadata, file not fully covered; copy it again"
+            "{{}}/model.safetensors holds {len} bytes that are no whole safetensors file \
+             ({reason}): copy or download it again"
         )
     };
-    let (cut, longer) = (uncovered(whole - 1), uncovered(whole + 1));
-    let cases: Vec<(Box<dyn Fn(&Path)>, &str)> = vec![
-        (bytes(|all| all.truncate(all.len() - 1)), &cut),
-        (bytes(|all| all.push(0)), &longer),
-        (
-            bytes(|all| all.truncate(100)),
-            "{}/model.safetensors: not a whole safetensors file of 100 bytes: invalid header length; \
-             copy it again",
-        ),
-        (
-            bytes(|all| all.truncate(5)),
-            "{}/model.safetensors: not a whole safetensors file of 5 bytes: header too small; copy \
-             it again",
-        ),
-        (bytes(Vec::clear), "{}/model.safetensors: not a whole safetensors file of 0 bytes: header too small; copy \
-             it again"),
+    let uncovered = |len| broken(len, "incomplete metadata, file not fully covered");
+    let not_a_folder = |found: &str| {
+        format!(
+            "{{}} is not a model folder: {found}; name a folder that holds config.json and \
+             model.safetensors, or a preset: tiny-jamba, jamba-3b-shape"
+        )
+    };
+    let cases: Vec<(Spoil, String)> = vec![
+        (bytes(|all| all.truncate(all.len() - 1)), uncovered(whole - 1)),
+        (bytes(|all| all.push(0)), uncovered(whole + 1)),
+        (bytes(|all| all.truncate(100)), broken(100, "invalid header length")),
+        (bytes(|all| all.truncate(5)), broken(5, "header too small")),
+        (bytes(Vec::clear), broken(0, "header too small")),
         (
             Box::new(|folder| fs::remove_file(folder.join("config.json")).expect("removed")),
-            "cannot read {}/config.json: No such file or directory (os error 2)",
+            "cannot read {}/config.json: No such file or directory (os error 2)".into(),
         ),
         (
             Box::new(|folder| fs::write(folder.join("config.json"), "{").expect("written")),
-            "{}/config.json: not JSON: EOF while parsing an object at line 1 column 1",
+            "{}/config.json: not JSON: EOF while parsing an object at line 1 column 1".into(),
         ),
         (
             Box::new(|folder| {
                 fs::remove_dir_all(folder).expect("removed");
                 fs::write(folder, "").expect("written");
             }),
-            "{} is not a model folder: it is a file",
+            not_a_folder("it is a file"),
         ),
         (
             Box::new(|folder| fs::remove_dir_all(folder).expect("removed")),
-            "{} is not a model folder: it does not exist",
+            not_a_folder("it does not exist"),
         ),
     ];
     for (spoil, want) in cases {
-        check(copy, &spoil, want);
+        check(copy, &spoil, &want);
     }
 }

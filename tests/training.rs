@@ -137,12 +137,15 @@ fn check_grpo(case: &Grpo, chunk: u32) {
     let batch = sequences(&case.sequences);
     let scores = trainer.score(&batch, &contract).expect("score");
     let logps = |all: &[f32]| all.iter().map(|&x| LogProb::new(x)).collect::<Vec<_>>();
+    let differences = |old: &[f32], rollout: &[f32]| {
+        old.iter().zip(rollout).map(|(&a, &b)| f64::from(a) - f64::from(b)).collect()
+    };
     let experience = |(i, sequence): (usize, &gapscope::trainer::Sequence)| Experience {
         sequence: sequence.clone(),
         advantage: case.advantages[i],
         mask: case.masks[i].clone(),
         old: logps(&case.old[i]),
-        rollout: logps(&case.rollout[i]),
+        d: differences(&case.old[i], &case.rollout[i]),
     };
     let experiences: Vec<_> = batch.iter().enumerate().map(experience).collect();
     if case.name.starts_with("old is") {

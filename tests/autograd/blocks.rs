@@ -153,7 +153,7 @@ fn a_grpo_update_at_a_temperature() {
                 sequence: sequence.clone(),
                 advantage: advantage(index),
                 mask: vec![true; old.len()],
-                rollout: old.clone(),
+                d: vec![0.0; old.len()],
                 old,
             }
         };
