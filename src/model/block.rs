@@ -1,7 +1,9 @@
 //! One decoder layer: h += mixer(norm(h)); h += feed_forward(norm(h)).
 //!
-//! The residual stream is kept in the compute dtype: each sum is rounded. Forward works on one
-//! chunk of packed rows in place; callers run chunks in parallel.
+//! Rounding points of a block, all of them: those that its mixer and its feed-forward name, each
+//! norm (twice, as RMSNorm has it), and each residual sum. What stands between two of them is f32.
+//! A backward is f32 throughout: a rounding passes its gradient straight through. Forward works on
+//! one chunk of packed rows in place; callers run chunks in parallel.
 
 use super::attention::{self, Attention, Context, Projected};
 use super::mamba::{self, Mamba, MambaState};

@@ -147,8 +147,8 @@ impl Reader<'_> {
 /// `dtype`. A tied model's head is written too, because vLLM's Jamba looks for it.
 ///
 /// # Errors
-/// A folder that exists already, or one that cannot be written. The weights are written last, so a
-/// torn folder lacks them.
+/// A folder that exists already, or one that cannot be written. The weights come last and get their
+/// name only once they are whole, so a torn folder lacks them.
 pub fn save_folder(
     folder: &Path,
     plan: &Plan,
@@ -178,8 +178,9 @@ pub fn save_folder(
         let text = format!("{json:#}\n");
         fs::write(&path, text).map_err(failed(&path))?;
     }
-    let path = folder.join(WEIGHTS);
-    fs::write(&path, serialize(plan, units, dtype)).map_err(failed(&path))
+    let (part, path) = (folder.join(format!("{WEIGHTS}.part")), folder.join(WEIGHTS));
+    fs::write(&part, serialize(plan, units, dtype)).map_err(failed(&part))?;
+    fs::rename(&part, &path).map_err(failed(&path))
 }
 
 fn serialize(plan: &Plan, units: &[Vec<f32>], dtype: Dtype) -> Vec<u8> {

@@ -62,6 +62,8 @@ struct Raw {
     attn_layer_offset: Option<usize>,
     num_experts: Option<usize>,
     hidden_act: Option<String>,
+    /// transformers 4.x writes it, always null for a published Jamba.
+    sliding_window: Option<usize>,
     mamba_d_state: Option<usize>,
     mamba_d_conv: Option<usize>,
     mamba_expand: Option<usize>,
@@ -213,7 +215,7 @@ impl Checker<'_> {
             mamba_dt_rank: self.dt_rank(hidden_size)?,
             mamba_conv_bias: raw.mamba_conv_bias.unwrap_or(true),
             mamba_proj_bias: raw.mamba_proj_bias.unwrap_or(false),
-            rms_norm_eps: raw.rms_norm_eps.unwrap_or(1e-6) as f32,
+            rms_norm_eps: self.rms_norm_eps()?,
             tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
             max_position_embeddings: raw.max_position_embeddings.unwrap_or(262_144),
             bos_token_id: raw.bos_token_id.map(token),
@@ -232,11 +234,19 @@ impl Checker<'_> {
             None => return Err(self.wrong("model_type", "is missing")),
         }
         match self.raw.num_experts {
-            None | Some(1) => {}
+            Some(1) => {}
+            None => {
+                let reason = "is missing, which transformers reads as 16; this build knows 1";
+                return Err(self.wrong("num_experts", reason));
+            }
             Some(n) => {
                 let reason = format!("is {n}; this build knows dense Jamba, num_experts = 1");
                 return Err(self.wrong("num_experts", reason));
             }
+        }
+        if let Some(window) = self.raw.sliding_window {
+            let reason = format!("is {window}; this build knows attention to all keys, null");
+            return Err(self.wrong("sliding_window", reason));
         }
         match self.raw.hidden_act.as_deref() {
             None | Some("silu") => Ok(()),
@@ -244,6 +254,16 @@ impl Checker<'_> {
                 Err(self.wrong("hidden_act", format!("is {other:?}; this build knows \"silu\"")))
             }
         }
+    }
+
+    /// As the f32 that it is used as, where a tiny number would become 0.
+    fn rms_norm_eps(&self) -> Result<f32, ModelError> {
+        let eps = self.raw.rms_norm_eps.unwrap_or(1e-6) as f32;
+        if eps > 0.0 && eps.is_finite() {
+            return Ok(eps);
+        }
+        let reason = format!("is {eps} in f32; it must be positive and finite");
+        Err(self.wrong("rms_norm_eps", reason))
     }
 
     fn heads(&self, hidden_size: usize) -> Result<(usize, usize), ModelError> {
@@ -293,81 +313,4 @@ impl Checker<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny-jamba");
-
-    fn fixture(name: &str) -> String {
-        std::fs::read_to_string(Path::new(FOLDER).join(name)).expect("fixture")
-    }
-
-    fn message(change: impl FnOnce(&mut serde_json::Value)) -> String {
-        let mut json = serde_json::from_str(&fixture("config.json")).expect("fixture is JSON");
-        change(&mut json);
-        HfConfig::parse(&json.to_string(), Path::new("config.json"))
-            .expect_err("must be refused")
-            .to_string()
-    }
-
-    #[test]
-    fn both_releases_describe_the_same_model() {
-        let five = HfConfig::parse(&fixture("config.json"), Path::new("5")).expect("5.x");
-        let four = HfConfig::parse(&fixture("config.v4.json"), Path::new("4")).expect("4.x");
-        assert_eq!(five, four);
-        use MixerKind::{Attention, Mamba};
-        assert_eq!(five.layers(), [Mamba, Mamba, Attention, Mamba]);
-        assert_eq!((five.d_inner(), five.head_dim(), five.mamba_dt_rank), (128, 16, 4));
-        assert_eq!(five.eos_token_ids, [TokenId::new(2)]);
-        let written = five.to_json("float32").to_string();
-        assert_eq!(HfConfig::parse(&written, Path::new("own")).expect("own"), five);
-    }
-
-    #[test]
-    fn what_is_refused_is_named() {
-        for (want, got) in [
-            (
-                "config.json: attn_layer_offset: is 4; it must be below attn_layer_period 4",
-                message(|c| c["attn_layer_offset"] = 4.into()),
-            ),
-            (
-                "config.json: attn_layer_period: is 0; it must be at least 1",
-                message(|c| c["attn_layer_period"] = 0.into()),
-            ),
-            (
-                "config.json: hidden_size: is missing",
-                message(|c| c["hidden_size"] = serde_json::Value::Null),
-            ),
-            (
-                "config.json: model_type: is \"llama\"; this build knows \"jamba\"",
-                message(|c| c["model_type"] = "llama".into()),
-            ),
-            (
-                "config.json: num_experts: is 4; this build knows dense Jamba, num_experts = 1",
-                message(|c| c["num_experts"] = 4.into()),
-            ),
-            (
-                "config.json: num_key_value_heads: is 3, which does not divide 4 attention heads",
-                message(|c| c["num_key_value_heads"] = 3.into()),
-            ),
-        ] {
-            assert_eq!(got, want);
-        }
-    }
-
-    #[test]
-    fn the_layer_plan_of_the_public_shapes() {
-        let json = fixture("config.json")
-            .replace("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 32")
-            .replace("\"attn_layer_period\": 4", "\"attn_layer_period\": 8")
-            .replace("\"attn_layer_offset\": 2", "\"attn_layer_offset\": 4");
-        let config = HfConfig::parse(&json, Path::new("")).expect("valid");
-        let attention: Vec<usize> = config
-            .layers()
-            .iter()
-            .enumerate()
-            .filter_map(|(i, kind)| (*kind == MixerKind::Attention).then_some(i))
-            .collect();
-        assert_eq!(attention, [4, 12, 20, 28]);
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! The root unit: token embedding, final norm and output head.
 //!
-//! Shape letters: T rows, H hidden, V vocabulary. Logits are f32 sums and are never rounded.
+//! Shape letters: T rows, H hidden, V vocabulary. Rounding points: the final norm (twice, as
+//! RMSNorm has it). Embeddings are the weights themselves; logits are f32 sums and never rounded.
 
 use super::unit::{TensorSpec, UnitSpec};
 use super::{HfConfig, Numerics};

@@ -13,7 +13,8 @@ use crate::base::{Contract, LogProb, TokenId};
 const TOP_P_SLACK: f64 = 1e-6;
 
 /// Divides by the temperature and sets to -inf what the filters remove. Greedy contracts change
-/// nothing. At least the most likely token stays.
+/// nothing. At least the most likely token stays. A row with a NaN is not filtered: a sort would
+/// put the NaN first or last by its sign, and a filter that removes it would hide it.
 pub fn process(logits_v: &mut [f32], contract: &Contract) {
     if contract.is_greedy() {
         return;
@@ -23,6 +24,9 @@ pub fn process(logits_v: &mut [f32], contract: &Contract) {
             #[inline(always)]
             || logits_v.iter_mut().for_each(|x| *x /= contract.temperature),
         );
+    }
+    if logits_v.iter().any(|x| x.is_nan()) {
+        return;
     }
     if contract.min_p > 0.0 {
         keep_min_p(logits_v, contract.min_p);
@@ -85,7 +89,7 @@ pub fn argmax(logits_v: &[f32]) -> TokenId {
 }
 
 /// The token at `noise` in [0, 1) of the cumulative distribution of processed logits, ids
-/// ascending, f64 sums.
+/// ascending, f64 sums. With a NaN among them it is the last token that has any mass.
 #[must_use]
 pub fn draw(processed_v: &[f32], noise: f64) -> TokenId {
     let max = maximum(processed_v);
@@ -240,6 +244,25 @@ mod tests {
         assert_eq!(draw(&row, 0.0), TokenId::new(0));
         assert_eq!(draw(&row, 1.0 - 1e-16), TokenId::new(3));
         assert_eq!(draw(&[f32::NEG_INFINITY, 0.0], 0.0), TokenId::new(1));
+    }
+
+    #[test]
+    fn no_filter_hides_a_nan() {
+        // Hardware makes NaN with either sign: inf - inf has its sign set on x86.
+        for nan in [f32::NAN, -f32::NAN] {
+            for filter in [
+                contract(|c| c.top_p = 0.5),
+                contract(|c| c.top_k = 2),
+                contract(|c| c.min_p = 0.9),
+                contract(|c| c.temperature = 0.5),
+            ] {
+                let filter = Contract { logprobs_mode: LogprobsMode::ProcessedLogprobs, ..filter };
+                let row = [1.0, nan, 0.5, -3.0, f32::NEG_INFINITY];
+                let (token, logp) = Sampler::default().sample(&row, 0.3, &filter);
+                assert_eq!(token, TokenId::new(3), "{filter:?}");
+                assert!(logp.get().is_nan(), "{filter:?}: {logp:?}");
+            }
+        }
     }
 
     #[test]

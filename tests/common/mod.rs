@@ -1,13 +1,14 @@
 //! What the whole-product tests share.
 #![allow(dead_code)] // Each test binary uses its own part.
 
+pub mod dense;
 pub mod run;
 
 use std::path::{Path, PathBuf};
 
-use gapscope::base::{Contract, TokenId};
+use gapscope::base::{Contract, Stream, TokenId};
 use gapscope::config::{Config, Dtype};
-use gapscope::model::{load_master, Plan};
+use gapscope::model::{load_master, HfConfig, Plan, Preset};
 use gapscope::trainer::Trainer;
 
 /// A file or folder under `tests/fixtures`.
@@ -69,3 +70,80 @@ pub fn trainer(folder: &Path, config: &Config) -> (Plan, Trainer) {
 
 pub const PLAIN: Contract = Contract::PLAIN;
 pub const F32: Dtype = Dtype::F32;
+
+pub fn tokens<const N: usize>(ids: [u32; N]) -> Vec<TokenId> {
+    ids.map(TokenId::new).to_vec()
+}
+
+/// Seeded ids from all of a model's vocabulary.
+pub fn random_tokens(config: &HfConfig, len: usize, seed: u64) -> Vec<TokenId> {
+    let mut stream = Stream::new(seed, "tokens", len as u64);
+    let last = config.vocab_size as u64 - 1;
+    (0..len).map(|_| TokenId::new(stream.integer(0, last) as u32)).collect()
+}
+
+/// A preset's start values with noise on all of them, so that no norm weight is 1 and no bias 0.
+pub fn random_weights(plan: &Plan, seed: u64) -> Vec<Vec<f32>> {
+    let mut stream = Stream::new(seed, "noise", 0);
+    let mut units = Preset::weights(plan, seed);
+    units.iter_mut().flatten().for_each(|w| *w += (0.1 * stream.normal()) as f32);
+    units
+}
+
+/// The tiny shape, and shapes that differ from it in everything a config can switch.
+pub fn odd_configs() -> Vec<(&'static str, HfConfig)> {
+    let tiny = Preset::TinyJamba.config();
+    let biased = HfConfig {
+        vocab_size: 101,
+        hidden_size: 40,
+        intermediate_size: 56,
+        num_hidden_layers: 3,
+        num_attention_heads: 5,
+        num_key_value_heads: 1,
+        attn_layer_period: 3,
+        attn_layer_offset: 1,
+        mamba_d_state: 8,
+        mamba_d_conv: 2,
+        // As "auto": ceil(40 / 16).
+        mamba_dt_rank: 3,
+        mamba_proj_bias: true,
+        mamba_conv_bias: false,
+        rms_norm_eps: 1e-5,
+        ..tiny.clone()
+    };
+    let odd = HfConfig {
+        vocab_size: 67,
+        hidden_size: 18,
+        intermediate_size: 23,
+        num_attention_heads: 6,
+        num_key_value_heads: 3,
+        num_hidden_layers: 3,
+        attn_layer_period: 2,
+        attn_layer_offset: 0,
+        mamba_d_state: 17,
+        mamba_d_conv: 3,
+        mamba_expand: 3,
+        mamba_dt_rank: 2,
+        mamba_proj_bias: true,
+        tie_word_embeddings: true,
+        ..tiny.clone()
+    };
+    vec![("tiny", tiny), ("biased", biased), ("odd, tied", odd)]
+}
+
+/// A first AdamW step moves a weight by -rate · g / (|g| + eps), whatever the betas. With a large
+/// eps nothing is lost, and [`gradient_by_update`] reads every g off the weights.
+pub const GRADIENT_BY_UPDATE: &str = "\
+    trainer.learning_rate = 1000.0\n\
+    trainer.warm_start.learning_rate = 1000.0\n\
+    trainer.eps = 1.0\n\
+    trainer.max_grad_norm = inf\n";
+
+/// The gradient that a first step under [`GRADIENT_BY_UPDATE`] used.
+pub fn gradient_by_update(before: &[f32], after: &[f32]) -> Vec<f32> {
+    let one = |(&before, &after): (&f32, &f32)| {
+        let moved = (f64::from(before) - f64::from(after)) / 1000.0;
+        (moved / (1.0 - moved.abs())) as f32
+    };
+    before.iter().zip(after).map(one).collect()
+}
