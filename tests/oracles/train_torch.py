@@ -23,7 +23,7 @@ STEPS = 10
 
 def load():
     return transformers.JambaForCausalLM.from_pretrained(
-        FOLDER, dtype=torch.float32, attn_implementation="eager", use_mamba_kernels=False)
+        FOLDER, dtype=torch.float32, attn_implementation="eager")
 
 
 def draw(seed):
