@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use gapscope::config::{self, Config};
-use gapscope::model::{save_folder, Plan, Preset};
+use gapscope::model::{save_preset, Preset};
 use gapscope::run;
 
 #[derive(Parser)]
@@ -135,8 +135,7 @@ fn execute(command: Command) -> Result<String> {
         Command::Model(Model::Init { preset, dir, seed, dtype }) => {
             let set = [format!("model.dtype={dtype}")];
             let config = model_config(&preset, &set)?;
-            let plan = Plan::new(Preset::from_name(&preset)?.config());
-            save_folder(&dir, &plan, &Preset::weights(&plan, seed), config.model.dtype)?;
+            save_preset(&dir, Preset::from_name(&preset)?, seed, config.model.dtype)?;
             format!("{}\n", dir.display())
         }
         Command::Config { defaults: _ } => config::defaults_text(),

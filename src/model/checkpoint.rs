@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype as FileDtype, SafeTensors};
 
 use super::{HfConfig, ModelError, Plan, Preset, TensorSpec};
-use crate::config::Dtype;
 
-const WEIGHTS: &str = "model.safetensors";
-const TIED_HEAD: &str = "lm_head.weight";
-const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(super) const WEIGHTS: &str = "model.safetensors";
+pub(super) const TIED_HEAD: &str = "lm_head.weight";
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Reads a folder's plan alone, without its weights.
 ///
@@ -141,67 +140,4 @@ impl Reader<'_> {
             }
         }
     }
-}
-
-/// Writes a folder that transformers and vLLM load: config, generation config and weights in
-/// `dtype`. A tied model's head is written too, because vLLM's Jamba looks for it.
-///
-/// # Errors
-/// A folder that exists already, or one that cannot be written. The weights come last and get their
-/// name only once they are whole, so a torn folder lacks them.
-pub fn save_folder(
-    folder: &Path,
-    plan: &Plan,
-    units: &[Vec<f32>],
-    dtype: Dtype,
-) -> Result<(), ModelError> {
-    if folder.exists() {
-        return Err(ModelError::Exists { path: folder.to_owned() });
-    }
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| ModelError::Write { path, source }
-    };
-    fs::create_dir_all(folder).map_err(failed(folder))?;
-    let dtype_name = match dtype {
-        Dtype::F32 => "float32",
-        Dtype::Bf16 => "bfloat16",
-    };
-    let config = plan.config.to_json(dtype_name);
-    let generation = serde_json::json!({
-        "bos_token_id": config["bos_token_id"],
-        "eos_token_id": config["eos_token_id"],
-        "pad_token_id": config["pad_token_id"],
-    });
-    for (name, json) in [("config.json", config), ("generation_config.json", generation)] {
-        let path = folder.join(name);
-        let text = format!("{json:#}\n");
-        fs::write(&path, text).map_err(failed(&path))?;
-    }
-    let (part, path) = (folder.join(format!("{WEIGHTS}.part")), folder.join(WEIGHTS));
-    fs::write(&part, serialize(plan, units, dtype)).map_err(failed(&part))?;
-    fs::rename(&part, &path).map_err(failed(&path))
-}
-
-fn serialize(plan: &Plan, units: &[Vec<f32>], dtype: Dtype) -> Vec<u8> {
-    let file_dtype = match dtype {
-        Dtype::F32 => FileDtype::F32,
-        Dtype::Bf16 => FileDtype::BF16,
-    };
-    let mut tensors: BTreeMap<&str, (&[usize], Vec<u8>)> = BTreeMap::new();
-    for (spec, flat) in plan.units.iter().zip(units) {
-        for (tensor, part) in spec.tensors.iter().zip(spec.parts(flat)) {
-            let bytes = super::UnitBytes::from_master(part, dtype).into_bytes();
-            tensors.insert(&tensor.name, (&tensor.shape, bytes));
-        }
-    }
-    if plan.config.tie_word_embeddings {
-        tensors.insert(TIED_HEAD, tensors[EMBEDDING].clone());
-    }
-    let views = tensors.iter().map(|(name, (shape, bytes))| {
-        let view = TensorView::new(file_dtype, shape.to_vec(), bytes);
-        (*name, view.expect("a spec's shape and its bytes agree"))
-    });
-    let metadata = Some([("format".to_owned(), "pt".to_owned())].into());
-    safetensors::serialize(views, metadata).expect("names are unique and shapes agree")
 }

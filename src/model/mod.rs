@@ -13,18 +13,20 @@ mod mamba;
 mod mlp;
 mod preset;
 mod root;
+mod save;
 mod unit;
 
 use std::ops::Range;
 
 pub use attention::{Context, Projected};
 pub use block::Block;
-pub use checkpoint::{load_master, load_plan, save_folder};
+pub use checkpoint::{load_master, load_plan};
 pub use config::{HfConfig, MixerKind};
 pub use error::ModelError;
 pub use mamba::MambaState;
 pub use preset::Preset;
 pub use root::Root;
+pub use save::{save_folder, save_preset};
 pub use unit::{combine_fingerprints, TensorSpec, UnitBytes, UnitSpec};
 
 use crate::config::Dtype;

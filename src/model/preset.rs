@@ -86,52 +86,54 @@ impl Preset {
     #[must_use]
     pub fn weights(plan: &Plan, seed: u64) -> Vec<Vec<f32>> {
         let unit = |spec: &super::UnitSpec| {
-            spec.tensors.iter().flat_map(|tensor| initial(plan, tensor, seed)).collect()
+            spec.tensors.iter().flat_map(|tensor| Self::tensor(plan, tensor, seed)).collect()
         };
         plan.units.iter().map(unit).collect()
     }
-}
 
-/// Mamba's own start values where it has them (Gu and Dao 2023: A = 1..N, Δ log-uniform in
-/// 0.001..0.1, D = 1); elsewhere normal with standard deviation 1/sqrt(fan in), and the
-/// projections into the residual stream smaller by 1/sqrt(2 · layers) (GPT-2).
-fn initial(plan: &Plan, tensor: &TensorSpec, seed: u64) -> Vec<f32> {
-    let mut stream = Stream::new(seed, &tensor.name, 0);
-    let config = &plan.config;
-    let name = tensor.name.as_str();
-    let mut fill = |value: &mut dyn FnMut(usize, &mut Stream) -> f64| -> Vec<f32> {
-        (0..tensor.len()).map(|i| value(i, &mut stream) as f32).collect()
-    };
-    if name.ends_with("A_log") {
-        let states = config.mamba_d_state;
-        return fill(&mut |i, _| ((i % states + 1) as f64).ln());
+    /// One tensor's weights. Mamba's own start values where it has them (Gu and Dao 2023: A =
+    /// 1..N, Δ log-uniform in 0.001..0.1, D = 1); elsewhere normal with standard deviation
+    /// 1/sqrt(fan in), and the projections into the residual stream smaller by 1/sqrt(2 · layers)
+    /// (GPT-2).
+    #[must_use]
+    pub fn tensor(plan: &Plan, tensor: &TensorSpec, seed: u64) -> Vec<f32> {
+        let mut stream = Stream::new(seed, &tensor.name, 0);
+        let config = &plan.config;
+        let name = tensor.name.as_str();
+        let mut fill = |value: &mut dyn FnMut(usize, &mut Stream) -> f64| -> Vec<f32> {
+            (0..tensor.len()).map(|i| value(i, &mut stream) as f32).collect()
+        };
+        if name.ends_with("A_log") {
+            let states = config.mamba_d_state;
+            return fill(&mut |i, _| ((i % states + 1) as f64).ln());
+        }
+        if name.ends_with("mamba.D") || name.ends_with("layernorm.weight") {
+            return fill(&mut |_, _| 1.0);
+        }
+        if name.ends_with("dt_proj.bias") {
+            return fill(&mut |_, stream| {
+                let (low, high) = (0.001_f64.ln(), 0.1_f64.ln());
+                let delta = (low + (high - low) * stream.uniform()).exp();
+                // The inverse of softplus.
+                delta + (-(-delta).exp_m1()).ln()
+            });
+        }
+        if name.ends_with(".bias") {
+            return fill(&mut |_, _| 0.0);
+        }
+        let fan_in = *tensor.shape.last().expect("a weight has a shape") as f64;
+        let into_residual = name.ends_with("out_proj.weight")
+            || name.ends_with("o_proj.weight")
+            || name.ends_with("down_proj.weight");
+        let deviation = if name.ends_with("embed_tokens.weight") && !config.tie_word_embeddings {
+            0.5
+        } else if into_residual {
+            1.0 / (fan_in * 2.0 * config.num_hidden_layers as f64).sqrt()
+        } else {
+            1.0 / fan_in.sqrt()
+        };
+        fill(&mut |_, stream| deviation * stream.normal())
     }
-    if name.ends_with("mamba.D") || name.ends_with("layernorm.weight") {
-        return fill(&mut |_, _| 1.0);
-    }
-    if name.ends_with("dt_proj.bias") {
-        return fill(&mut |_, stream| {
-            let (low, high) = (0.001_f64.ln(), 0.1_f64.ln());
-            let delta = (low + (high - low) * stream.uniform()).exp();
-            // The inverse of softplus.
-            delta + (-(-delta).exp_m1()).ln()
-        });
-    }
-    if name.ends_with(".bias") {
-        return fill(&mut |_, _| 0.0);
-    }
-    let fan_in = *tensor.shape.last().expect("a weight has a shape") as f64;
-    let into_residual = name.ends_with("out_proj.weight")
-        || name.ends_with("o_proj.weight")
-        || name.ends_with("down_proj.weight");
-    let deviation = if name.ends_with("embed_tokens.weight") && !config.tie_word_embeddings {
-        0.5
-    } else if into_residual {
-        1.0 / (fan_in * 2.0 * config.num_hidden_layers as f64).sqrt()
-    } else {
-        1.0 / fan_in.sqrt()
-    };
-    fill(&mut |_, stream| deviation * stream.normal())
 }
 
 #[cfg(test)]

@@ -1,0 +1,131 @@
+//! Writes a folder that transformers and vLLM load, one tensor in memory at a time.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype as FileDtype, View};
+
+use super::checkpoint::{EMBEDDING, TIED_HEAD, WEIGHTS};
+use super::{ModelError, Plan, Preset, TensorSpec, UnitBytes};
+use crate::config::Dtype;
+
+/// Config, generation config and `units`, each a unit's flat f32 weights, in `dtype`. A tied
+/// model's head is written too, because vLLM's Jamba looks for it.
+///
+/// # Errors
+/// A folder that exists already, or one that cannot be written. The weights come last and get their
+/// name only once they are whole, so a torn folder lacks them.
+pub fn save_folder(
+    folder: &Path,
+    plan: &Plan,
+    units: &[Vec<f32>],
+    dtype: Dtype,
+) -> Result<(), ModelError> {
+    let parts = plan.units.iter().zip(units).flat_map(|(spec, flat)| {
+        spec.tensors.iter().map(|tensor| tensor.name.as_str()).zip(spec.parts(flat))
+    });
+    let parts: BTreeMap<&str, &[f32]> = parts.collect();
+    save(folder, plan, dtype, &|tensor| Cow::Borrowed(parts[tensor.name.as_str()]))
+}
+
+/// As [`save_folder`], with a preset's seeded weights, each made when its turn comes: the memory
+/// that it takes is the largest tensor's, not the model's.
+///
+/// # Errors
+/// As [`save_folder`].
+pub fn save_preset(
+    folder: &Path,
+    preset: Preset,
+    seed: u64,
+    dtype: Dtype,
+) -> Result<(), ModelError> {
+    let plan = Plan::new(preset.config());
+    save(folder, &plan, dtype, &|tensor| Cow::Owned(Preset::tensor(&plan, tensor, seed)))
+}
+
+/// A tensor's f32 values.
+type Values<'v> = dyn Fn(&TensorSpec) -> Cow<'v, [f32]> + 'v;
+
+fn save(folder: &Path, plan: &Plan, dtype: Dtype, values: &Values<'_>) -> Result<(), ModelError> {
+    if folder.exists() {
+        return Err(ModelError::Exists { path: folder.to_owned() });
+    }
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ModelError::Write { path, source }
+    };
+    fs::create_dir_all(folder).map_err(failed(folder))?;
+    let dtype_name = match dtype {
+        Dtype::F32 => "float32",
+        Dtype::Bf16 => "bfloat16",
+    };
+    let config = plan.config.to_json(dtype_name);
+    let generation = serde_json::json!({
+        "bos_token_id": config["bos_token_id"],
+        "eos_token_id": config["eos_token_id"],
+        "pad_token_id": config["pad_token_id"],
+    });
+    for (name, json) in [("config.json", config), ("generation_config.json", generation)] {
+        let path = folder.join(name);
+        let text = format!("{json:#}\n");
+        fs::write(&path, text).map_err(failed(&path))?;
+    }
+    let (part, path) = (folder.join(format!("{WEIGHTS}.part")), folder.join(WEIGHTS));
+    write_weights(&part, plan, dtype, values).map_err(failed(&part))?;
+    // The crate makes the file for its owner alone; it is to be as readable as its neighbours.
+    let as_neighbour = fs::metadata(folder.join("config.json")).map(|file| file.permissions());
+    as_neighbour.and_then(|p| fs::set_permissions(&part, p)).map_err(failed(&part))?;
+    fs::rename(&part, &path).map_err(failed(&path))
+}
+
+fn write_weights(
+    path: &Path,
+    plan: &Plan,
+    dtype: Dtype,
+    values: &Values<'_>,
+) -> Result<(), io::Error> {
+    let specs = plan.units.iter().flat_map(|unit| &unit.tensors);
+    let mut tensors: BTreeMap<&str, Lazy<'_, '_>> =
+        specs.map(|spec| (spec.name.as_str(), Lazy { spec, dtype, values })).collect();
+    if plan.config.tie_word_embeddings {
+        tensors.insert(TIED_HEAD, tensors[EMBEDDING]);
+    }
+    let metadata = Some([("format".to_owned(), "pt".to_owned())].into());
+    safetensors::serialize_to_file(tensors, metadata, path).map_err(|error| match error {
+        safetensors::SafeTensorError::IoError(error) => error,
+        other => io::Error::other(other),
+    })
+}
+
+/// A tensor that is made when it is written.
+#[derive(Clone, Copy)]
+struct Lazy<'a, 'v> {
+    spec: &'a TensorSpec,
+    dtype: Dtype,
+    values: &'a Values<'v>,
+}
+
+impl View for Lazy<'_, '_> {
+    fn dtype(&self) -> FileDtype {
+        match self.dtype {
+            Dtype::F32 => FileDtype::F32,
+            Dtype::Bf16 => FileDtype::BF16,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.spec.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let values = (self.values)(self.spec);
+        Cow::Owned(UnitBytes::from_master(&values, self.dtype).into_bytes())
+    }
+
+    fn data_len(&self) -> usize {
+        self.spec.len() * self.dtype.bytes() as usize
+    }
+}
