@@ -150,9 +150,11 @@ fn trainer(source: &Source) -> TrainerConfig {
         loss_agg: source.get("trainer.loss_agg"),
         scale_advantages: source.get("trainer.scale_advantages"),
         max_tokens_per_chunk: source.get("trainer.max_tokens_per_chunk"),
-        warm_start_steps: source.get("trainer.warm_start.steps"),
-        warm_start_batch: source.get("trainer.warm_start.batch"),
-        warm_start_learning_rate: source.get("trainer.warm_start.learning_rate"),
+        warm_start: WarmStart {
+            steps: source.get("trainer.warm_start.steps"),
+            batch: source.get("trainer.warm_start.batch"),
+            learning_rate: source.get("trainer.warm_start.learning_rate"),
+        },
         faults: source.get("trainer.faults"),
     }
 }
@@ -255,7 +257,7 @@ fn training_without_updates(config: &Config, source: &Source) -> Result<(), Conf
     for (asked, key) in [
         (trainer.kl_coef != 0.0, "trainer.kl_coef"),
         (trainer.importance_cap.is_some(), "trainer.importance_cap"),
-        (trainer.warm_start_steps > 0, "trainer.warm_start.steps"),
+        (trainer.warm_start.steps > 0, "trainer.warm_start.steps"),
         (trainer.faults.contains(&Fault::ScoreAfterUpdate), "trainer.faults"),
         (config.checkpoint.save_final, "checkpoint.save_final"),
     ] {

@@ -27,8 +27,9 @@ pub struct Config {
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
 pub struct ModelConfig {
+    /// `path` or `preset`, as in the experiment file.
+    #[serde(flatten)]
     pub source: ModelSource,
     /// The compute dtype of weights and activations, on both sides.
     pub dtype: Dtype,
@@ -198,12 +199,19 @@ pub struct TrainerConfig {
     pub scale_advantages: bool,
     /// Tokens of one packed forward and backward.
     pub max_tokens_per_chunk: u32,
-    /// Supervised steps on the task's own answers before the loop; 0 for none.
-    pub warm_start_steps: u64,
-    pub warm_start_batch: u32,
-    pub warm_start_learning_rate: f64,
+    pub warm_start: WarmStart,
     /// Planted faults of the trainer's side.
     pub faults: Vec<Fault>,
+}
+
+/// Supervised steps on the task's own answers before the loop.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct WarmStart {
+    /// 0 for none.
+    pub steps: u64,
+    pub batch: u32,
+    pub learning_rate: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]

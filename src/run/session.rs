@@ -68,8 +68,8 @@ impl Session {
     /// Supervised steps on the task's own answers; `report` sees each step's loss in nats. Then the
     /// KL's reference is frozen and the loop's optimizer starts afresh.
     pub fn warm_start(&mut self, mut report: impl FnMut(Step, f64) -> Result<()>) -> Result<()> {
-        for step in (1..=self.config.trainer.warm_start_steps).map(Step::new) {
-            let batch = self.config.trainer.warm_start_batch;
+        for step in (1..=self.config.trainer.warm_start.steps).map(Step::new) {
+            let batch = self.config.trainer.warm_start.batch;
             let problems = self.task.problems(Draw::WarmStart, step, batch)?;
             let sequence = |problem: &Problem| -> Result<Sequence> {
                 let tokens = [problem.prompt.clone(), self.task.target(problem)?].concat();
@@ -79,7 +79,7 @@ impl Session {
             let loss = self.trainer.warm_step(&sequences)?;
             report(step, loss)?;
         }
-        if self.config.trainer.warm_start_steps > 0 {
+        if self.config.trainer.warm_start.steps > 0 {
             self.trainer.end_warm_start();
             self.hand_over()?;
         }

@@ -327,7 +327,7 @@ impl Trainer {
     /// As [`Self::update`].
     pub fn warm_step(&mut self, sequences: &[Sequence]) -> Result<f64, TrainerError> {
         let (loss, gradient) = self.supervised_gradient(sequences)?;
-        let learning_rate = self.config.warm_start_learning_rate;
+        let learning_rate = self.config.warm_start.learning_rate;
         let options = adamw::Options { learning_rate, ..adamw::Options::from(&self.config) };
         self.apply(&options, gradient)?;
         Ok(loss)

@@ -181,7 +181,7 @@ fn values_mean_what_they_say() {
     assert_eq!(config.model.dtype, Dtype::F32);
     assert_eq!((config.rollout.temperature, config.rollout.top_k), (1.0, 0));
     assert_eq!(config.trainer.max_grad_norm, f64::INFINITY);
-    assert_eq!(config.trainer.warm_start_batch, 4);
+    assert_eq!(config.trainer.warm_start.batch, 4);
     assert_eq!(config.check.legs, [Leg::Decode, Leg::Trainer, Leg::Reference]);
     let sweep: toml::Table = "\"rollout.rollouts_per_prompt\" = [8, 16]\n\
         \"engine.free_list\" = [\"lifo\"]\nstop_after_spikes = 3\n\
@@ -223,7 +223,7 @@ fn later_overrides_win_and_text_needs_no_quotes() {
     assert_eq!(config.seed, 2);
     assert_eq!(config.engine.free_list, FreeListOrder::Lifo);
     assert_eq!(config.engine.device_memory, 1 << 30);
-    assert_eq!(config.trainer.warm_start_steps, 3);
+    assert_eq!(config.trainer.warm_start.steps, 3);
     assert_eq!(config.check.legs, [Leg::Decode, Leg::Prefill, Leg::Trainer]);
 }
 
