@@ -4,9 +4,10 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
+use super::memory::MemoryPlan;
 use super::parts;
 use crate::base::Step;
-use crate::config::{Config, Dtype, Update};
+use crate::config::{Config, Dtype};
 use crate::engine::{self, Layout};
 use crate::model::{MixerKind, Numerics, Plan};
 use crate::rollout::{Draw, Task};
@@ -115,14 +116,10 @@ fn write_memory(
     layout: &Layout,
     num_blocks: u32,
 ) -> Result<()> {
-    let params = plan.num_parameters();
     let pool = layout.block_bytes() * u64::from(num_blocks);
-    writeln!(text, "memory            pool {pool} bytes")?;
-    // On the CPU packed weights are f32 whatever the compute dtype.
-    writeln!(text, "                  engine weights {} bytes", params * 4)?;
-    writeln!(text, "                  master weights {} bytes", params * 4)?;
-    if config.trainer.update == Update::Adamw {
-        writeln!(text, "                  optimizer {} bytes", params * 8)?;
+    writeln!(text, "memory            block pool {pool} bytes")?;
+    for (part, bytes) in MemoryPlan::of(plan, config).parts {
+        writeln!(text, "                  {part} {bytes} bytes")?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod describe;
+mod memory;
 mod metrics;
 mod parts;
 mod progress;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
+use super::memory::MemoryPlan;
 use crate::config::{Config, ModelSource};
 use crate::model::{load_master, load_plan, HfConfig, Numerics, Plan, Preset};
 use crate::rollout::{Codec, SpecialTokens};
@@ -19,6 +20,7 @@ pub(super) struct Parts {
 }
 
 pub(super) fn load(config: &Config) -> Result<Parts> {
+    MemoryPlan::of(&plan(config)?, config).check()?;
     let (plan, master) = match &config.model.source {
         ModelSource::Path(folder) => load_master(folder)?,
         ModelSource::Preset(name) => {
