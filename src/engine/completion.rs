@@ -70,6 +70,18 @@ pub struct SampledToken {
     pub batch_rows: u32,
 }
 
+/// The row that began a life of a request: its first tokens, or those it computed again after a
+/// preemption. A prefill row starts from zero here; a decode row reads its state blocks whatever
+/// they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstChunk {
+    pub engine_step: EngineStep,
+    pub phase: Phase,
+    pub scheduled_tokens: u32,
+    /// Tokens of the completion that earlier lives had sampled.
+    pub sampled_before: u32,
+}
+
 /// One state block a request held, as it was when the request took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateBlock {
@@ -91,6 +103,8 @@ pub struct Completion {
     pub weight_version: WeightVersion,
     /// xxh3 over the engine's weights in use, tensor by tensor in name order.
     pub engine_fingerprint: u64,
+    /// One a life, in order.
+    pub first_chunks: Vec<FirstChunk>,
     /// One a Mamba group, in group order, of the request's last (not preempted) life.
     pub state_blocks: Vec<StateBlock>,
     pub attn_blocks: Vec<BlockId>,

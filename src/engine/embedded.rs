@@ -129,6 +129,7 @@ impl Engine {
     pub fn step(&mut self) -> Vec<Completion> {
         let Some(plan) = self.scheduler.schedule() else { return Vec::new() };
         let batch = self.batch.build(&plan, &self.scheduler);
+        self.scheduler.note_rows(&plan, &batch.rows);
         let weights = self.weights.as_ref().expect("weights are loaded before the first step");
         let x_th = weights.runner.forward(&mut self.pages, &batch, &mut |_| {});
         let sampled = sample(&weights.runner, &self.noise, &self.contract, &batch, &x_th);

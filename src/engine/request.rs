@@ -1,9 +1,10 @@
 //! A request inside the engine: its tokens, how far they are computed, and the blocks it holds.
 
 use super::{
-    BlockPool, Completion, FinishReason, GenerationRequest, Layout, SampledToken, StateBlock,
+    BlockPool, Completion, FinishReason, FirstChunk, GenerationRequest, Layout, Phase,
+    SampledToken, StateBlock,
 };
-use crate::base::{BlockId, Contract, RequestId, TokenId, WeightVersion};
+use crate::base::{BlockId, Contract, EngineStep, RequestId, TokenId, WeightVersion};
 
 /// One request of the scheduler, waiting or running.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +18,8 @@ pub struct Request {
     /// By attention group; each in the order of the tokens it holds.
     attn_blocks: Vec<Vec<BlockId>>,
     preemptions: u32,
+    /// One a life, in order.
+    first_chunks: Vec<FirstChunk>,
 }
 
 /// A request that has its last token. Its blocks are given back; their ids are kept for the record.
@@ -35,6 +38,8 @@ impl Finished {
         weight_version: WeightVersion,
         engine_fingerprint: u64,
     ) -> Completion {
+        let lives = self.request.first_chunks.len() as u32;
+        assert_eq!(lives, self.request.preemptions + 1, "one first chunk a life");
         let Request { asked, sampled, state_blocks, attn_blocks, preemptions, .. } = self.request;
         Completion {
             id: asked.id,
@@ -44,6 +49,7 @@ impl Finished {
             contract,
             weight_version,
             engine_fingerprint,
+            first_chunks: self.request.first_chunks,
             state_blocks,
             attn_blocks: attn_blocks.concat(),
             preemptions,
@@ -61,6 +67,7 @@ impl Request {
             state_blocks: Vec::new(),
             attn_blocks: Vec::new(),
             preemptions: 0,
+            first_chunks: Vec::new(),
         }
     }
 
@@ -113,6 +120,17 @@ impl Request {
             None => self.asked.prompt[position as usize],
             Some(sampled) => self.sampled[sampled as usize].token,
         }
+    }
+
+    /// Notes through which kernels this life's first tokens run, once its row is known.
+    pub(super) fn begin_life(&mut self, engine_step: EngineStep, phase: Phase) {
+        assert_eq!(self.first_chunks.len() as u32, self.preemptions, "one first chunk a life");
+        self.first_chunks.push(FirstChunk {
+            engine_step,
+            phase,
+            scheduled_tokens: self.computed,
+            sampled_before: self.sampled.len() as u32,
+        });
     }
 
     /// Takes every block that `tokens` more computed tokens need, over all groups in group order,

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Admission, BlockPool, EngineError, Finished, GenerationRequest, Layout, PoolSnapshot, Request,
-    SampledToken, Scheduled, StepPlan,
+    Row, SampledToken, Scheduled, StepPlan,
 };
 use crate::base::{EngineStep, RequestId};
 use crate::config::EngineConfig;
@@ -193,6 +193,14 @@ impl Scheduler {
         let request = &self.running[scheduled.running_index];
         assert_eq!(request.id(), scheduled.request, "not an entry of the plan in flight");
         request
+    }
+
+    /// The batch says how its rows will run: whoever begins a life in this plan keeps it on record.
+    pub fn note_rows(&mut self, plan: &StepPlan, rows: &[Row]) {
+        for row in rows.iter().filter(|row| row.computed_tokens == 0) {
+            let index = plan.scheduled[row.plan_index].running_index;
+            self.running[index].begin_life(plan.engine_step, row.phase);
+        }
     }
 
     /// In schedule order.

@@ -35,6 +35,7 @@ pub fn rollout(index: u32, decode: &[f32], trainer: &[f32]) -> Rollout {
         attn_blocks: Vec::new(),
         preemptions: 0,
         cached_tokens: 0,
+        first_chunks: Vec::new(),
     };
     Rollout {
         completion,

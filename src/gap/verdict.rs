@@ -9,7 +9,7 @@ use super::floor::worst;
 use super::pair::{Leg, Legs, Pairs, Sequence};
 use super::place::shift;
 use crate::base::{BlockId, RequestId, Step};
-use crate::engine::{Phase, SampledToken};
+use crate::engine::{FirstChunk, Phase};
 use crate::rollout::Rollout;
 
 /// A block id splits good from bad only with this many requests on each side.
@@ -180,9 +180,10 @@ fn stale_state<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<
     let left: Vec<String> =
         used(first).map(|(block, owner)| format!("block {block} left by {owner}")).collect();
     let message = format!(
-        "request {}: its first chunk, 1 token with 0 computed, ran as a decode row in engine step \
-         {} and read {}",
+        "request {}: its first chunk, {} scheduled with 0 computed, ran as a decode row in engine \
+         step {} and read {}",
         first.request(),
+        row.scheduled_tokens,
         row.engine_step,
         left.join(", "),
     );
@@ -190,19 +191,14 @@ fn stale_state<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<
     Some(Culprit { kind: FindingKind::StaleState, cases, blocks, message })
 }
 
-/// The first chunk that ran as a decode row, if the gap does not begin before it and a used block
-/// was read.
-fn stale_row<'a>(case: &Case<'a>, floor: f64) -> Option<&'a SampledToken> {
+/// The last life's first chunk where it ran as a decode row over a used block and the gap does not
+/// begin before that life.
+fn stale_row<'a>(case: &Case<'a>, floor: f64) -> Option<&'a FirstChunk> {
     let completion = &case.rollout.completion;
-    let is_first_chunk = |sampled: &SampledToken| {
-        sampled.phase == Phase::Decode
-            && sampled.computed_tokens == 0
-            && sampled.scheduled_tokens == 1
-    };
-    let at = completion.tokens.iter().position(is_first_chunk)?;
+    let chunk = completion.first_chunks.last().filter(|chunk| chunk.phase == Phase::Decode)?;
     let first_bad = case.sequence.first_bad(floor)?;
     let used = completion.state_blocks.iter().any(|held| held.previous_owner.is_some());
-    (used && at <= first_bad.index()).then(|| &completion.tokens[at])
+    (used && chunk.sampled_before as usize <= first_bad.index()).then_some(chunk)
 }
 
 /// One block id parts the bad requests from the good ones without exception.

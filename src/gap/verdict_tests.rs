@@ -1,5 +1,5 @@
 use super::*;
-use crate::base::{CompletionIndex, Generation, LogProb};
+use crate::base::{CompletionIndex, EngineStep, Generation, LogProb};
 use crate::engine::StateBlock;
 use crate::gap::pair::{pair, Legs};
 use crate::gap::testing::rollout;
@@ -110,8 +110,9 @@ fn a_gap_at_an_edge_is_no_shift() {
 
 fn with_stale_first_chunk(index: u32) -> Rollout {
     let mut record = broken(index);
-    record.completion.tokens[0].phase = Phase::Decode;
-    record.completion.tokens[0].scheduled_tokens = 1;
+    let (engine_step, phase) = (EngineStep::new(1), Phase::Decode);
+    record.completion.first_chunks =
+        vec![FirstChunk { engine_step, phase, scheduled_tokens: 1, sampled_before: 0 }];
     record.completion.state_blocks[0] = StateBlock {
         block: BlockId::new(9),
         generation: Generation::new(2),
@@ -138,16 +139,15 @@ fn stale_state_wants_every_piece_of_its_evidence() {
         spoil(&mut record);
         assert_eq!(kinds(&judge(&[record], 0.0, &[])), [FindingKind::Unexplained]);
     };
-    check(|record| record.completion.tokens[0].phase = Phase::Prefill);
-    check(|record| record.completion.tokens[0].scheduled_tokens = 2);
-    check(|record| record.completion.tokens[0].computed_tokens = 1);
+    check(|record| record.completion.first_chunks.clear());
+    check(|record| record.completion.first_chunks[0].phase = Phase::Prefill);
     check(|record| record.completion.state_blocks[0].previous_owner = None);
-    // The gap is older than the chunk.
+    // The gap is older than the life that the chunk began.
+    check(|record| record.completion.first_chunks[0].sampled_before = 4);
+    // The blocks on record are those of a later life.
     check(|record| {
-        let mut tokens = record.completion.tokens.clone();
-        tokens[2] = SampledToken { logp: tokens[2].logp, token: tokens[2].token, ..tokens[0] };
-        tokens[0].phase = Phase::Prefill;
-        record.completion.tokens = tokens;
+        let chunk = record.completion.first_chunks[0];
+        record.completion.first_chunks.push(FirstChunk { phase: Phase::Prefill, ..chunk });
     });
 }
 

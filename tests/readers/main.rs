@@ -236,6 +236,7 @@ fn rollout() -> Rollout {
             attn_blocks: vec![BlockId::new(4)],
             preemptions: 1,
             cached_tokens: 0,
+            first_chunks: Vec::new(),
         },
         prompt_text: "1+1=\0\u{e9}".to_owned(),
         completion_text: "2\n".to_owned(),

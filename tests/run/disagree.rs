@@ -85,6 +85,9 @@ fn a_first_chunk_of_one_token_reads_stale_state_under_the_old_split() {
     for finding in old.summary()["findings"].as_array().expect("a list") {
         let step = Step::new(finding["step"].as_u64().expect("a step"));
         assert_eq!(finding["requests"], json!([format!("s{step}.p0.r3")]));
+        assert_eq!(finding["kind"], "stale_state");
+        let message = finding["message"].as_str().expect("a message");
+        assert!(message.contains("1 scheduled with 0 computed"), "{message}");
     }
     with(&["engine.batch_split=is_prefilling"]).assert_clean();
     with(&["engine.batch_split=computed_tokens"]).assert_clean();

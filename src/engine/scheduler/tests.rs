@@ -1,7 +1,9 @@
 use super::*;
 use crate::base::{BlockId, Contract, Generation, TokenId, WeightVersion};
+use crate::config::BatchSplit;
 use crate::engine::testing::{id, numbers, request, scheduler, shares, step, update, EOS, LIMITS};
 use crate::engine::{FinishReason, StateBlock};
+use crate::engine::{PersistentBatch, Phase};
 
 /// Requests 0, 1, 2, … with these (prompt, new tokens), all waiting.
 fn with_requests(limits: Limits, num_blocks: u32, requests: &[(u32, u32)]) -> Scheduler {
@@ -150,14 +152,20 @@ fn completions_end_at_eos_and_at_both_lengths() {
     ];
     for (prompt, new, token, sampled, reason) in cases {
         let mut scheduler = with_requests(LIMITS, 64, &[(prompt, new)]);
+        let mut rows = PersistentBatch::new(BatchSplit::IsPrefilling, false);
         let mut finished = Vec::new();
         while let Some(plan) = scheduler.schedule() {
+            let batch = rows.build(&plan, &scheduler);
+            scheduler.note_rows(&plan, &batch.rows);
             finished.extend(update(&mut scheduler, &plan, token));
         }
         let done = finished.pop().unwrap();
         assert_eq!((done.request.sampled().len(), done.finish_reason), (sampled, reason));
         let completion = done.into_completion(Contract::PLAIN, WeightVersion::new(3), 7);
         assert_eq!(completion.token_ids().len(), sampled);
+        let [first] = completion.first_chunks[..] else { panic!("one life, one first chunk") };
+        assert_eq!((first.phase, first.sampled_before), (Phase::Prefill, 0));
+        assert_eq!(first.scheduled_tokens, prompt.min(LIMITS.max_num_batched_tokens));
         assert_eq!(numbers(completion.attn_blocks)[0], 3);
         assert_eq!(numbers(completion.state_blocks.iter().map(|state| state.block)), [1, 2]);
     }

@@ -47,6 +47,7 @@ fn rollout(idx: u32) -> Rollout {
             attn_blocks: vec![],
             preemptions: 1,
             cached_tokens: 0,
+            first_chunks: Vec::new(),
         },
         prompt_text: "1+1=\0<&\u{202e}".to_owned(),
         completion_text: "2\n".to_owned(),
