@@ -75,12 +75,15 @@ enum Model {
     },
     /// Write a preset with seeded random weights as a Hugging Face folder
     Init {
+        /// tiny-jamba or jamba-3b-shape
         preset: String,
+        /// The folder to make
         dir: PathBuf,
+        /// Of the random weights
         #[arg(long, default_value_t = 0)]
         seed: u64,
-        /// f32 or bf16
-        #[arg(long, default_value = "f32")]
+        /// Of the file's tensors
+        #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
         dtype: String,
     },
 }
@@ -124,6 +127,10 @@ fn execute(command: Command) -> Result<String> {
         Command::Run { experiment, dry_run: true, .. } => run::dry_run(&experiment.load()?)?,
         Command::Run { experiment, out, dry_run: false } => {
             let config = experiment.load()?;
+            if config.sweep.is_some() {
+                let note = "note: [sweep] is not read here: this runs the file's own point";
+                let _ = writeln!(io::stderr(), "{note}");
+            }
             let out = out.unwrap_or_else(|| PathBuf::from("runs").join(&config.name));
             let summary = run::run(&config, &out)?;
             format!("{summary}\nreport: {}\n", out.join("report.html").display())

@@ -8,6 +8,9 @@ use super::kind::bytes;
 use super::source::Source;
 use super::types::*;
 
+/// Rollouts of one step, all of which are in memory at once.
+const MAX_ROLLOUTS: u64 = 1 << 22;
+
 /// Fills in defaults and refuses what is missing or does not go together.
 pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
     keys_without_their_partner(source)?;
@@ -32,6 +35,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
     };
     lengths(&config, source)?;
     groups(&config, source)?;
+    reference_leg(&config, source)?;
     training_without_updates(&config, source)?;
     Ok(config)
 }
@@ -227,6 +231,21 @@ fn lengths(config: &Config, source: &Source) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// candle's model knows temperature and no filters; a leg that was asked for is not left out.
+fn reference_leg(config: &Config, source: &Source) -> Result<(), ConfigError> {
+    let contract = config.contract();
+    let filtered = !contract.scores_raw_logits() && contract.has_filters();
+    if filtered && config.check.legs.contains(&Leg::Reference) {
+        return Err(conflict(
+            source,
+            &["check.legs", "engine.logprobs_mode"],
+            "the reference leg knows no top_p, top_k or min_p: \
+             leave it out, or record raw_logprobs",
+        ));
+    }
+    Ok(())
+}
+
 fn groups(config: &Config, source: &Source) -> Result<(), ConfigError> {
     let (rollout, trainer) = (&config.rollout, &config.trainer);
     if rollout.rollouts_per_prompt == 1 && trainer.update == Update::Adamw {
@@ -239,6 +258,11 @@ fn groups(config: &Config, source: &Source) -> Result<(), ConfigError> {
         ));
     }
     let sequences = u64::from(rollout.prompts_per_step) * u64::from(rollout.rollouts_per_prompt);
+    if sequences > MAX_ROLLOUTS {
+        let keys = ["rollout.prompts_per_step", "rollout.rollouts_per_prompt"];
+        let why = format!("{sequences} rollouts a step are over the limit of {MAX_ROLLOUTS}");
+        return Err(conflict(source, &keys, &why));
+    }
     if sequences % u64::from(trainer.updates_per_step) != 0 {
         let keys =
             ["trainer.updates_per_step", "rollout.prompts_per_step", "rollout.rollouts_per_prompt"];

@@ -241,7 +241,7 @@ keys! {
         "Faults planted in the trainer, to see them found.";
     "trainer.warm_start.steps", LONG_OR_NONE, Is("0"), "",
         "Supervised updates on the task's own answers before the loop.";
-    "trainer.warm_start.batch", COUNT, Is("32"), "",
+    "trainer.warm_start.batch", Kind::Int { min: 1, max: 1 << 20 }, Is("32"), "",
         "Problems in one supervised update.";
     "trainer.warm_start.learning_rate", Kind::Number(Range::NonNegative), Is("1e-3"), "",
         "The learning rate of supervised updates.";

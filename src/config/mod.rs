@@ -32,8 +32,15 @@ pub use types::*;
 /// # Errors
 /// The first thing wrong with the file or an override, with its place, and what would be right.
 pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let read = || {
+        // A pipe may never end, and never begin.
+        let kind = std::fs::metadata(path)?;
+        if !kind.is_file() && !kind.is_dir() {
+            return Err(std::io::Error::other("it is not a regular file"));
+        }
+        std::fs::read_to_string(path)
+    };
+    let text = read().map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     parse(&text, &path.display().to_string(), overrides)
 }
 

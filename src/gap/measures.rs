@@ -117,7 +117,7 @@ fn differences(tokens: &Tokens) -> Values {
 fn divergences(tokens: &Tokens) -> Values {
     let k3: Vec<f64> = tokens.d.iter().map(|&d| d.exp_m1() - d).collect();
     vec![
-        ("k1", tokens.mean_of_d(|d| -d)),
+        ("k1", tokens.mean_of_d(|d| 0.0 - d)),
         ("k2", tokens.mean_of_d(|d| d * d / 2.0)),
         ("k3_mean", stats::mean(&k3)),
         ("k3_max", stats::max(&k3)),

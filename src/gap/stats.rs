@@ -70,7 +70,7 @@ pub fn pearson(x: &[f64], y: &[f64]) -> Option<f64> {
     }
     let value = xy / (xx.sqrt() * yy.sqrt());
     // Deviations too small or too large to square leave a quotient without meaning.
-    value.is_finite().then_some(value)
+    value.is_finite().then_some(value.clamp(-1.0, 1.0))
 }
 
 /// Spearman's correlation: Pearson's over average ranks. Infinite values rank last.

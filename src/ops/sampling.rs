@@ -120,13 +120,15 @@ impl Sampler {
     /// log p(token) under the contract; -inf where a filter removed the token.
     #[must_use]
     pub fn log_prob(&mut self, logits_v: &[f32], token: TokenId, contract: &Contract) -> LogProb {
-        if contract.scores_raw_logits() {
-            let normaliser = Normaliser::of(logits_v);
-            return LogProb::new(normaliser.log_prob(logits_v[token.index()]));
-        }
-        self.load(logits_v, contract);
-        let normaliser = Normaliser::of(&self.processed_v);
-        LogProb::new(normaliser.log_prob(self.processed_v[token.index()]))
+        let row = if contract.scores_raw_logits() {
+            logits_v
+        } else {
+            self.load(logits_v, contract);
+            &self.processed_v
+        };
+        let nats = Normaliser::of(row).log_prob(row[token.index()]);
+        // Sign and payload of a NaN depend on the tile that made it; a record must not.
+        LogProb::new(if nats.is_nan() { f32::NAN } else { nats })
     }
 
     /// The token that `noise` picks, and its log-probability under the contract.

@@ -1,13 +1,25 @@
 //! The folder that a run leaves, and the names in it.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::ReportError;
 use crate::base::Step;
 
-/// Any of these shows that a run has been here, finished or not.
-const MARKS: [&str; 3] = ["summary.json", "steps.jsonl", "config.json"];
+/// Every file that a run writes at the top: any of them shows that one has been here, finished or
+/// not, or would be written over.
+const FILES: [&str; 7] = [
+    "summary.json",
+    "steps.jsonl",
+    "config.json",
+    "timing.jsonl",
+    "findings.json",
+    "evaluation.json",
+    "report.html",
+];
+/// The folders of files that a run writes.
+const FOLDERS: [&str; 4] = ["rollouts", "tokens", "tb", "checkpoints"];
 
 /// One run's folder. It owns every path in it, so that writers and readers cannot disagree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,16 +32,34 @@ impl RunFolder {
     /// are left alone.
     pub fn create(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
         let folder = Self { root: root.into() };
-        for file in MARKS {
-            if folder.root.join(file).exists() {
-                return Err(ReportError::RunExists { folder: folder.root, file });
-            }
+        if let Some(file) = FILES.into_iter().find(|file| folder.root.join(file).exists()) {
+            return Err(ReportError::RunExists { folder: folder.root, file });
         }
-        for part in ["", "rollouts", "tokens", "tb", "checkpoints"] {
-            let path = if part.is_empty() { folder.root.clone() } else { folder.root.join(part) };
+        let used = |part: &&str| {
+            fs::read_dir(folder.root.join(part)).is_ok_and(|mut files| files.next().is_some())
+        };
+        if let Some(file) = FOLDERS.into_iter().find(used) {
+            return Err(ReportError::RunExists { folder: folder.root, file });
+        }
+        let paths = FOLDERS.map(|part| folder.root.join(part));
+        for path in std::iter::once(folder.root.clone()).chain(paths) {
             fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
         }
         Ok(folder)
+    }
+
+    /// Writes the resolved configuration, which must not be there: of two runs that begin in one
+    /// folder at once, one gets it.
+    pub fn claim(&self, config: &str) -> Result<(), ReportError> {
+        let path = self.config();
+        let file = fs::OpenOptions::new().write(true).create_new(true).open(&path);
+        let mut file = file.map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => {
+                ReportError::RunExists { folder: self.root.clone(), file: "config.json" }
+            }
+            _ => ReportError::io("write", &path)(source),
+        })?;
+        file.write_all(config.as_bytes()).map_err(ReportError::io("write", &path))
     }
 
     /// A folder that a run has left, to read it or to go on with it.
@@ -116,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_run_is_never_written_over_another() {
-        for mark in MARKS {
+        for mark in FILES {
             let parent = tempfile::tempdir().unwrap();
             let root = parent.path().join("runs/clean");
             let folder = RunFolder::create(&root).unwrap();

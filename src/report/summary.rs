@@ -14,6 +14,8 @@ pub struct Summary {
     /// Of this layout; 1.
     pub schema: u32,
     pub name: String,
+    /// What ended the run before its last step; absent where nothing did.
+    pub error: Option<String>,
     pub steps_done: u64,
     /// Sampled tokens that were compared: both log-probabilities are finite.
     pub n_tokens: u64,
@@ -79,11 +81,32 @@ impl fmt::Display for Summary {
             "{name}: {steps_done} steps, {n_tokens} tokens compared, {nonfinite} nonfinite"
         )?;
         let (gap, equal) = (number(self.gap_max), number(self.frac_bitwise_equal));
-        writeln!(f, "gap_max {gap}  frac_bitwise_equal {equal}  spikes {:?}", self.spike_steps)?;
+        let window = |(first, last): &(Step, Step)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        };
+        let spikes: Vec<String> = self.spike_windows.iter().map(window).collect();
+        let spikes = if spikes.is_empty() { "none".to_owned() } else { spikes.join(", ") };
+        writeln!(f, "gap_max {gap}  frac_bitwise_equal {equal}  spike steps: {spikes}")?;
         let (first, last) = (number(self.reward_mean_first), number(self.reward_mean_last));
-        writeln!(f, "reward {first} -> {last}  ({:.1} s)", self.wall_s)?;
+        writeln!(
+            f,
+            "reward {first} in the first tenth, {last} in the last ({:.1} s)",
+            self.wall_s
+        )?;
+        // One line a kind: forty steps of one fault are one thing to know.
+        let mut kinds: Vec<FindingKind> = Vec::new();
         for finding in &self.findings {
-            writeln!(f, "finding, step {}: {}", finding.step, finding.message)?;
+            if !kinds.contains(&finding.kind) {
+                kinds.push(finding.kind);
+                let same = self.findings.iter().filter(|other| other.kind == finding.kind).count();
+                let (name, step) = (finding.kind.name(), finding.step);
+                writeln!(
+                    f,
+                    "{name}, {same} finding(s), the first in step {step}: {}",
+                    finding.message
+                )?;
+            }
         }
         write!(f, "{} finding(s)", self.findings.len())
     }
@@ -131,6 +154,7 @@ mod tests {
         let summary = Summary {
             schema: Summary::SCHEMA,
             name: "x".to_owned(),
+            error: None,
             steps_done: 3,
             n_tokens: 9,
             nonfinite: 1,
@@ -157,7 +181,8 @@ mod tests {
         };
         assert_eq!(
             serde_json::to_string(&summary).unwrap(),
-            "{\"schema\":1,\"name\":\"x\",\"steps_done\":3,\"n_tokens\":9,\"nonfinite\":1,\
+            "{\"schema\":1,\"name\":\"x\",\"error\":null,\"steps_done\":3,\"n_tokens\":9,\
+             \"nonfinite\":1,\
              \"spike_steps\":[3],\"first_spike_step\":3,\"spike_windows\":[[3,3]],\
              \"spike_period\":null,\"gap_max\":\"inf\",\"gap_mean\":0.0,\
              \"frac_bitwise_equal\":1.0,\"floor\":0.0,\"num_blocks\":1441,\"state_stride\":3072,\

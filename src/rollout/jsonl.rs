@@ -48,6 +48,10 @@ impl Jsonl {
     ) -> Result<Self, RolloutError> {
         let reward = Reward::new(reward)?;
         let file_error = |source| RolloutError::TaskFile { path: path.to_owned(), source };
+        // A pipe may never end, and never begin.
+        if !std::fs::metadata(path).map_err(file_error)?.is_file() {
+            return Err(file_error(std::io::Error::other("it is not a regular file")));
+        }
         let mut file = BufReader::new(File::open(path).map_err(file_error)?);
         let (mut rows, mut bytes) = (Vec::new(), Vec::new());
         for line in 1.. {

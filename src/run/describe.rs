@@ -86,13 +86,15 @@ pub fn dry_run(config: &Config) -> Result<String> {
     let task = Task::new(&config.task, config.seed, codec.into())?;
     let problems = task.problems(Draw::Rollouts, Step::new(1), config.rollout.prompts_per_step)?;
 
-    let new = config.rollout.max_new_tokens;
-    let tokens = |prompt: usize| (prompt as u32 + new).min(config.engine.max_model_len) - 1;
+    let new = u64::from(config.rollout.max_new_tokens);
+    let limit = u64::from(config.engine.max_model_len);
+    // The last token is sampled and never fed back. The limit is 32 bits wide, so the minimum is.
+    let tokens = |prompt: usize| (prompt as u64 + new).min(limit) as u32 - 1;
     let each = u64::from(config.rollout.rollouts_per_prompt);
     let blocks_per_step: u64 =
         problems.iter().map(|p| layout.blocks_for(tokens(p.prompt.len())) * each).sum();
     let usable = u64::from(num_blocks) - 1;
-    let laps = (blocks_per_step * config.steps) as f64 / usable as f64;
+    let laps = blocks_per_step as f64 * config.steps as f64 / usable as f64;
 
     let mut text = config.to_json();
     writeln!(text)?;

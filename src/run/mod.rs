@@ -27,10 +27,9 @@ use recorder::Recorder;
 /// # Errors
 /// Whatever is wrong with the experiment, its model or the disk. What was already reported stays.
 pub fn run(config: &Config, out: &Path) -> Result<Summary> {
-    // The folder first: that it cannot be made is known before a large model is read.
-    let folder = RunFolder::create(out)?;
+    // The session first: a run that cannot start leaves nothing.
     let mut session = Session::open(config)?;
-    let mut recorder = Recorder::create(folder, &session)?;
+    let mut recorder = Recorder::create(RunFolder::create(out)?, &session)?;
     let done = steps(&mut session, &mut recorder);
     recorder.finish(&session, done)
 }
@@ -52,5 +51,5 @@ fn steps(session: &mut Session, recorder: &mut Recorder) -> Result<()> {
         recorder.step(session, &comparison, &rollouts, reports, clock)?;
         updates?;
     }
-    Ok(())
+    recorder.leave_model(session)
 }

@@ -34,7 +34,7 @@ impl Progress {
     }
 
     pub(super) fn warm_start(&self, step: Step, loss: f64) {
-        if self.bar.is_some() || step.get().is_multiple_of(50) || step.get() == 1 {
+        if self.bar.is_some() || step.get().is_multiple_of(10) || step.get() == 1 {
             self.line(format!("warm start {step}: loss {loss:.4}"), false);
         }
     }

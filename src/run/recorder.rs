@@ -3,7 +3,7 @@
 use std::process;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{anyhow, Result};
 
 use super::metrics;
 use super::progress::Progress;
@@ -63,9 +63,7 @@ impl Recorder {
     /// Writes what is known before the first step: config, hparams, layout.
     pub(super) fn create(folder: RunFolder, session: &Session) -> Result<Self> {
         let config = &session.config;
-        let path = folder.config();
-        std::fs::write(&path, config.to_json())
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        folder.claim(&config.to_json())?;
         let now = wall_time_s();
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "localhost".to_owned());
         let name = FileName { seconds: now as u64, host: &host, pid: process::id(), n: 0 };
@@ -165,30 +163,39 @@ impl Recorder {
     }
 
     /// Closes every file, whatever ended the loop, and says what the run was.
+    ///
+    /// # Errors
+    /// What ended the loop; or, after it, what kept the files from being closed.
     pub(super) fn finish(mut self, session: &Session, done: Result<()>) -> Result<Summary> {
-        let now = wall_time_s();
-        if done.is_ok() {
-            self.leave_model(session)?;
+        let mut summary = self.summary(session);
+        summary.error = done.as_ref().err().map(|error| format!("{error:#}"));
+        let closed = self.close(session, &summary);
+        self.progress.finish();
+        match (done, closed) {
+            (Ok(()), closed) => closed.map(|()| summary),
+            (Err(first), Ok(())) => Err(first),
+            (Err(first), Err(then)) => Err(anyhow!("{first:#}; and then {then:#}")),
         }
-        let summary = self.summary(session);
+    }
+
+    fn close(&mut self, session: &Session, summary: &Summary) -> Result<()> {
         report::write_json(&self.folder.findings(), &self.findings)?;
-        report::write_json(&self.folder.summary(), &summary)?;
+        report::write_json(&self.folder.summary(), summary)?;
         let page = Page {
-            summary: &summary,
+            summary,
             points: &self.points,
             changes: &report::changes(&session.config, &defaults()),
             worst: &self.worst,
         };
         html::write(&self.folder.report(), &page)?;
-        let end = if done.is_ok() { SessionEnd::Success } else { SessionEnd::Failure };
-        self.tensorboard.session_end(now, end)?;
-        self.tensorboard.flush()?;
-        self.progress.finish();
-        done.map(|()| summary)
+        let fine = summary.error.is_none();
+        let end = if fine { SessionEnd::Success } else { SessionEnd::Failure };
+        self.tensorboard.session_end(wall_time_s(), end)?;
+        Ok(self.tensorboard.flush()?)
     }
 
     /// The greedy evaluation and the final weights, where they are asked for.
-    fn leave_model(&mut self, session: &Session) -> Result<()> {
+    pub(super) fn leave_model(&mut self, session: &Session) -> Result<()> {
         let config = &session.config;
         if config.check.greedy_eval_prompts > 0 {
             let found = session.evaluate(config.check.greedy_eval_prompts)?;
@@ -217,6 +224,7 @@ impl Recorder {
         Summary {
             schema: Summary::SCHEMA,
             name: session.config.name.clone(),
+            error: None,
             steps_done: totals.steps_done,
             n_tokens: totals.n_tokens,
             nonfinite: totals.nonfinite,

@@ -73,8 +73,8 @@ fn a_run_says_what_it_did() {
 
     let expected = format!(
         "small: 3 steps, 216 tokens compared, 0 nonfinite\n\
-         gap_max 0  frac_bitwise_equal 1  spikes []\n\
-         reward {} -> {}  ({:.1} s)\n\
+         gap_max 0  frac_bitwise_equal 1  spike steps: none\n\
+         reward {} in the first tenth, {} in the last ({:.1} s)\n\
          0 finding(s)\n\
          report: {}\n",
         rewards[0],
@@ -130,16 +130,21 @@ fn a_seed_changes_the_run() {
 fn what_was_reported_before_an_error_stays() {
     let parent = tempfile::tempdir().expect("a temporary folder");
     let root = parent.path().join("run");
-    let obstacle = root.join("tokens/step-00002.parquet");
-    std::fs::create_dir_all(&obstacle).expect("a folder where a file must go");
-    let output = gapscope().args(["run", SMALL, "--out"]).arg(&root).output().expect("it starts");
+    // The second step's prompt is longer than the model allows.
+    let problems = parent.path().join("problems.jsonl");
+    let line = |prompt: &str| format!("{{\"prompt\":\"{prompt}\",\"answer\":\"x\"}}\n");
+    std::fs::write(&problems, line("short") + &line(&"long".repeat(1000))).expect("a file");
+    let path = format!("task.path={}", problems.display());
+    let args = set(&[&path, "rollout.prompts_per_step=1", "trainer.update=none"]);
+    let output = gapscope().args(["run", SMALL, "--out"]).arg(&root).args(args).output();
+    let output = output.expect("it starts");
     assert_eq!(output.status.code(), Some(1));
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");
     let last = stderr.lines().last().expect("an error");
-    let expected = format!("error: cannot write {}: Is a directory", obstacle.display());
-    assert!(last.starts_with(&expected), "{last}");
+    assert!(last.starts_with("error: request s2.p0.r0 has a prompt of 400"), "{last}");
     let summary = read_json(&root.join("summary.json"));
-    assert_eq!((&summary["steps_done"], &summary["n_tokens"]), (&json!(1), &json!(72)));
+    assert_eq!(summary["steps_done"], json!(1));
+    assert_eq!(summary["error"].as_str(), last.strip_prefix("error: "));
     assert!(root.join("tokens/step-00001.parquet").is_file());
     assert!(root.join("report.html").is_file());
 }

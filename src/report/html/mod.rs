@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::disk::write_atomic;
 use super::{Change, ReportError, Summary};
-use crate::base::Position;
+use crate::base::{LogProb, Position};
 use crate::gap::{self, Finding, StepGap};
 use text::{count, escape, number, optional, visible};
 
@@ -74,6 +74,13 @@ fn render(page: &Page<'_>) -> String {
 
 /// The run in one sentence, of facts only.
 fn verdict(summary: &Summary) -> String {
+    match &summary.error {
+        None => outcome(summary),
+        Some(error) => format!("Ended early: {}. {}", escape(error), outcome(summary)),
+    }
+}
+
+fn outcome(summary: &Summary) -> String {
     if summary.n_tokens == 0 {
         return "No token was compared.".to_owned();
     }
@@ -179,6 +186,14 @@ fn setting(value: &Value) -> String {
     }
 }
 
+/// With as many digits as tell an f32 from its neighbours: gaps of one ulp are shown too.
+fn nats(logp: LogProb) -> String {
+    match logp.is_finite() {
+        true => logp.get().to_string().replace('-', "\u{2212}"),
+        false => number(f64::from(logp.get())),
+    }
+}
+
 fn worst(tokens: &[WorstToken]) -> String {
     let mut html = String::from("<section class=\"worst\">\n<h2>Worst tokens</h2>\n");
     if tokens.is_empty() {
@@ -197,8 +212,8 @@ fn worst(tokens: &[WorstToken]) -> String {
              <span class=\"after\">{}</span></div></td><td class=\"n\">{}</td><td>{}</td>\
              <td class=\"n\">{}</td><td class=\"n\">{block}</td></tr>",
             number(gap),
-            number(f64::from(paired.infer.get())),
-            number(f64::from(paired.train.get())),
+            nats(paired.infer),
+            nats(paired.train),
             visible(&token.before),
             visible(&token.text),
             visible(&token.after),

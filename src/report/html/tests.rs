@@ -8,6 +8,7 @@ fn summary() -> Summary {
     Summary {
         schema: Summary::SCHEMA,
         name: "index-wrap <b>".to_owned(),
+        error: None,
         steps_done: 48,
         n_tokens: 9216,
         nonfinite: 0,
