@@ -9,8 +9,9 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{assert_close, config, fixture, trainer, Golden};
-use gapscope::base::{RequestId, Stream, TokenId};
-use gapscope::engine::{Engine, Feed, GenerationRequest, Phase};
+use gapscope::base::{Noise, Position, RequestId, Stream, TokenId};
+use gapscope::engine::{Engine, Feed, FinishReason, GenerationRequest, Phase};
+use gapscope::ops::sampling::Sampler;
 use gapscope::trainer::{Inspection, Sequence, Trainer};
 
 const TOML: &str = "name = \"fixture\"\nmodel.preset = \"tiny-jamba\"\n";
@@ -144,13 +145,71 @@ fn engine_greedy_continuation() {
     let golden = Golden::tiny_jamba();
     let want = golden.tokens("greedy_ids");
     let mut engine = engine("rollout.temperature = 0.0\n");
-    let request = GenerationRequest {
-        id: RequestId::new(1, 0, 0),
-        prompt: want[..11].to_vec(),
-        max_new_tokens: 16,
-        ignore_eos: true,
-        eos_token_ids: Vec::new(),
-    };
+    let request = request(want[..11].to_vec(), 16, &[]);
     let done = engine.generate(vec![request]).expect("generate").remove(0);
     assert_eq!(done.token_ids().collect::<Vec<_>>(), want[11..]);
+}
+
+/// A request that has its own noise at each absolute position, and the tokens that the trainer's
+/// logits give under that very noise.
+#[test]
+fn a_tokens_noise_is_that_of_its_position() {
+    let (golden, trainer, _) = setup();
+    let mut engine = engine("seed = 5\n");
+    let request = request(golden.rows()[0][..11].to_vec(), 8, &[]);
+    let id = request.id;
+    let done = engine.generate(vec![request]).expect("generate").remove(0);
+    let tokens: Vec<TokenId> = done.prompt.iter().copied().chain(done.token_ids()).collect();
+    let sequence = Sequence { tokens: tokens.clone(), prompt_len: 1 };
+    let logits = trainer.inspect(&[sequence]).expect("inspect").remove(0).logits;
+    for position in 11..19 {
+        let row = &logits[(position - 1) * 256..][..256];
+        let noise = Noise::new(5).uniform(id, Position::new(position as u32));
+        let (token, _) = Sampler::default().sample(row, noise, &common::PLAIN);
+        assert_eq!(token, tokens[position], "position {position}");
+    }
+}
+
+#[test]
+fn any_of_several_end_tokens_ends_a_completion() {
+    let golden = Golden::tiny_jamba();
+    let want = golden.tokens("greedy_ids");
+    let mut engine = engine("rollout.temperature = 0.0\n");
+    // Neither is sampled before the third token is.
+    let ends = [TokenId::new(2), want[13]];
+    let request = request(want[..11].to_vec(), 16, &ends);
+    let done = engine.generate(vec![request]).expect("generate").remove(0);
+    assert_eq!(done.token_ids().collect::<Vec<_>>(), want[11..=13]);
+    assert_eq!(done.finish_reason, FinishReason::Stop);
+}
+
+fn request(prompt: Vec<TokenId>, max_new_tokens: u32, ends: &[TokenId]) -> GenerationRequest {
+    GenerationRequest {
+        id: RequestId::new(1, 0, 0),
+        prompt,
+        max_new_tokens,
+        ignore_eos: ends.is_empty(),
+        eos_token_ids: ends.to_vec(),
+    }
+}
+
+/// 17 bits wrap from block 43 on. The twelfth sequence of a scratch pool holds blocks 56 to 60,
+/// which wrap to blocks that nobody uses: a prefill in chunks reads its state back at the address
+/// where it put it, and looks right; a decode reads the right slot, where nothing is.
+#[test]
+fn a_narrow_index_spares_a_prefill_in_chunks_and_loses_the_decode() {
+    let (_, trainer, sequences) = setup();
+    let narrow = engine("engine = { state_index_bits = 17, max_model_len = 96 }\n");
+    let whole = trainer.inspect(&sequences[..1]).expect("inspect").remove(0);
+    let row = &sequences[0].tokens;
+    let mut scratch = narrow.scratch(12);
+    let mut feed = |phase, tokens| {
+        let feeds = [Feed { sequence: 11, phase, tokens }];
+        let x_th = scratch.feed(narrow.runner(), &feeds, &mut |_| {});
+        narrow.runner().logits(&x_th)
+    };
+    let chunked = [&row[..7], &row[7..20]].map(|tokens| feed(Phase::Prefill, tokens)).concat();
+    assert_eq!(chunked, whole.logits[..20 * 256]);
+    let decoded = feed(Phase::Decode, &row[20..21]);
+    assert_ne!(decoded, whole.logits[20 * 256..21 * 256]);
 }

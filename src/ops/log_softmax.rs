@@ -89,6 +89,27 @@ mod tests {
         }
     }
 
+    /// The order is part of the definition: another device must give the same bits.
+    #[test]
+    fn the_sum_is_the_documented_tree() {
+        let x = random(2500, 3);
+        let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0_f32;
+        for tile in x.chunks(1024) {
+            let mut lanes = [0.0_f32; 16];
+            for (i, v) in tile.iter().enumerate() {
+                lanes[i % 16] += exp(v - max);
+            }
+            for width in [8, 4, 2, 1] {
+                for lane in 0..width {
+                    lanes[lane] += lanes[lane + width];
+                }
+            }
+            sum += lanes[0];
+        }
+        assert_eq!(Normaliser::of(&x).log_sum.to_bits(), ln(sum).to_bits());
+    }
+
     #[test]
     fn edges() {
         let log_probs =

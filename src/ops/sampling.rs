@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn filters_keep_what_they_say() {
-        let cases: [(&str, Contract, &[usize]); 9] = [
+        let cases: [(&str, Contract, &[usize]); 11] = [
             ("none", Contract::PLAIN, &[0, 1, 2, 3]),
             ("top_p reached exactly", contract(|c| c.top_p = 0.8), &[0, 1]),
             ("top_p between", contract(|c| c.top_p = 0.81), &[0, 1, 2]),
@@ -185,6 +185,10 @@ mod tests {
             ("min_p", contract(|c| c.min_p = 0.29), &[0, 1, 2]),
             // The mass of top_p is of what top_k left: 0.5 / 0.8 < 0.7.
             ("top_k, then top_p", contract(|c| (c.top_k, c.top_p) = (2, 0.7)), &[0, 1]),
+            // Of what min-p leaves, 0.8, the first has 0.625; of everything it has 0.5.
+            ("min_p, then top_p", contract(|c| (c.min_p, c.top_p) = (0.5, 0.6)), &[0]),
+            // At T = 1/2 probabilities are squared: 0.09 / 0.25 < 0.5 < 0.3 / 0.5.
+            ("T, then min_p", contract(|c| (c.temperature, c.min_p) = (0.5, 0.5)), &[0]),
         ];
         for (name, contract, want) in cases {
             let mut row = logits(&FOUR);

@@ -1,5 +1,6 @@
 //! Whole runs of the binary, each of a second.
 
+mod accounts;
 mod agree;
 #[path = "../common/mod.rs"]
 mod common;
