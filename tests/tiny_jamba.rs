@@ -213,3 +213,29 @@ fn a_narrow_index_spares_a_prefill_in_chunks_and_loses_the_decode() {
     let decoded = feed(Phase::Decode, &row[20..21]);
     assert_ne!(decoded, whole.logits[20 * 256..21 * 256]);
 }
+
+/// With 6 blocks a sequence, 17 bits send the ninth sequence's stores into the second's state of the
+/// very layer that stores. Prefills store before decodes load, as in vLLM's mixer: the decode of the
+/// same batch already reads what was written over its state.
+#[test]
+fn a_decode_reads_what_a_prefill_of_its_batch_has_stored() {
+    let (_, trainer, sequences) = setup();
+    let narrow = engine("engine = { state_index_bits = 17, max_model_len = 144 }\n");
+    assert_eq!(narrow.layout().blocks_for(144), 6);
+    let whole = trainer.inspect(&sequences[..1]).expect("inspect").remove(0);
+    let [victim, writer] = [&sequences[0].tokens, &sequences[1].tokens];
+    for (other, spoiled) in [(7, false), (8, true)] {
+        let mut scratch = narrow.scratch(9);
+        let mut feed = |feeds: &[Feed<'_>]| {
+            let x_th = scratch.feed(narrow.runner(), feeds, &mut |_| {});
+            narrow.runner().logits(&x_th)
+        };
+        feed(&[Feed { sequence: 1, phase: Phase::Prefill, tokens: &victim[..10] }]);
+        let logits = feed(&[
+            Feed { sequence: 1, phase: Phase::Decode, tokens: &victim[10..11] },
+            Feed { sequence: other, phase: Phase::Prefill, tokens: &writer[..12] },
+        ]);
+        let right = logits[..256] == whole.logits[10 * 256..11 * 256];
+        assert_eq!(right, !spoiled, "beside sequence {other}");
+    }
+}

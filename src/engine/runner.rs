@@ -53,20 +53,21 @@ impl Runner {
         observe: &mut dyn FnMut(&[f32]),
     ) -> Vec<f32> {
         let mut x_th = self.model.root.embed(batch.tokens.iter().copied());
-        let (decodes, rows) = (batch.num_decodes, batch.rows.len());
-        let parts = [cut(batch, decodes..rows), cut(batch, 0..decodes)];
+        let decodes = cut(batch, 0..batch.num_decodes);
+        let prefills = cut(batch, batch.num_decodes..batch.rows.len());
+        let all = [decodes.as_slice(), &prefills].concat();
         for (layer, block) in self.model.blocks.iter().enumerate() {
             observe(&x_th);
             let LayerPlace { group, view } = &self.places[layer];
             match view {
                 CacheView::State(view) => {
-                    for chunks in parts.iter().filter(|chunks| !chunks.is_empty()) {
+                    // The prefills' stores come before the decodes' loads.
+                    for chunks in [&prefills, &decodes].into_iter().filter(|c| !c.is_empty()) {
                         self.mamba(pages, batch, chunks, block, (view, *group), &mut x_th);
                     }
                 }
                 CacheView::KeyValue(view) => {
-                    let chunks = [parts[1].as_slice(), &parts[0]].concat();
-                    self.attention(pages, batch, &chunks, block, (view, *group), &mut x_th);
+                    self.attention(pages, batch, &all, block, (view, *group), &mut x_th);
                 }
             }
         }
@@ -85,6 +86,7 @@ impl Runner {
         self.model.root.logits(&self.num, x_th)
     }
 
+    /// One part of the batch, all prefills or all decodes: its chunks are adjacent.
     fn mamba(
         &self,
         pages: &mut Pages,

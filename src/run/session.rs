@@ -52,9 +52,18 @@ impl Session {
         let contract = config.contract();
         let engine = Engine::new(plan.clone(), num, config.engine.clone(), contract, config.seed)?;
         let trainer = Trainer::new(plan.clone(), num, config.trainer.clone(), &master);
-        let (old, early, config) = (Vec::new(), None, config.clone());
-        let mut session =
-            Self { config, plan, num, codec, engine, trainer, task, contract, old, early };
+        let mut session = Self {
+            config: config.clone(),
+            plan,
+            num,
+            codec,
+            engine,
+            trainer,
+            task,
+            contract,
+            old: Vec::new(),
+            early: None,
+        };
         session.hand_over()?;
         Ok(session)
     }

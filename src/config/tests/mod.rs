@@ -285,3 +285,11 @@ fn every_experiment_file_of_the_repository_loads() {
         load(&file, &[]).unwrap_or_else(|error| panic!("{error}"));
     }
 }
+
+#[test]
+fn a_prompt_and_its_completion_may_fill_the_model_exactly() {
+    let text = "name = \"x\"\nmodel.preset = \"tiny-jamba\"\nengine.max_model_len = 64\n\
+                rollout.max_new_tokens = 8\ntask.prompt_tokens = ";
+    assert!(parse(&format!("{text}56\n"), "x.toml", &[]).is_ok());
+    assert!(parse(&format!("{text}57\n"), "x.toml", &[]).is_err());
+}
