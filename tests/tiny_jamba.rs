@@ -214,9 +214,9 @@ fn a_narrow_index_spares_a_prefill_in_chunks_and_loses_the_decode() {
     assert_ne!(decoded, whole.logits[20 * 256..21 * 256]);
 }
 
-/// With 6 blocks a sequence, 17 bits send the ninth sequence's stores into the second's state of the
-/// very layer that stores. Prefills store before decodes load, as in vLLM's mixer: the decode of the
-/// same batch already reads what was written over its state.
+/// With 6 blocks a sequence, 17 bits send the ninth sequence's stores into the second's state of
+/// the very layer that stores. Prefills store before decodes load, as in vLLM's mixer: the decode
+/// of the same batch already reads what was written over its state.
 #[test]
 fn a_decode_reads_what_a_prefill_of_its_batch_has_stored() {
     let (_, trainer, sequences) = setup();
