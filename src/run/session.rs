@@ -27,6 +27,8 @@ pub struct Session {
     contract: Contract,
     /// Old log-probabilities of the step's rollouts, for the update.
     old: Vec<Vec<LogProb>>,
+    /// xxh3 of every tensor that the step was scored with, in the plan's order.
+    scored_with: Vec<u64>,
     /// An update that a planted fault has made too early.
     early: Option<Vec<UpdateReport>>,
 }
@@ -62,6 +64,7 @@ impl Session {
             task,
             contract,
             old: Vec::new(),
+            scored_with: Vec::new(),
             early: None,
         };
         session.hand_over()?;
@@ -172,7 +175,8 @@ impl Session {
     fn score_once(&mut self, rollouts: &mut [Rollout]) -> Result<()> {
         let sequences: Vec<Sequence> = rollouts.iter().map(sequence).collect();
         let scores = self.trainer.score(&sequences, &self.contract)?;
-        let fingerprint = combine_fingerprints(&self.trainer.fingerprints()?);
+        self.scored_with = self.trainer.fingerprints()?;
+        let fingerprint = combine_fingerprints(&self.scored_with);
         self.old.clear();
         for (rollout, SequenceScores { contract, ratio }) in rollouts.iter_mut().zip(scores) {
             rollout.trainer = Some(leg(contract));
@@ -204,7 +208,7 @@ impl Session {
                 tables.push(gap::measures(&gap::pair(rollouts, *legs)?, floor));
             }
         }
-        let tensors = self.tensor_fingerprints()?;
+        let tensors = self.tensor_fingerprints();
         let findings = gap::verdict(&gap::Evidence {
             step,
             rollouts,
@@ -261,13 +265,13 @@ impl Session {
         Reference::new(Dims::from(&self.plan.config), weights).context("the reference leg")
     }
 
-    fn tensor_fingerprints(&self) -> Result<Vec<TensorFingerprint>> {
+    fn tensor_fingerprints(&self) -> Vec<TensorFingerprint> {
         let names = self.plan.units.iter().flat_map(|unit| &unit.tensors);
-        let both = self.engine.fingerprints().iter().zip(self.trainer.fingerprints()?);
-        let one = |(spec, (&engine, trainer)): (&crate::model::TensorSpec, (&u64, u64))| {
+        let both = self.engine.fingerprints().iter().zip(&self.scored_with);
+        let one = |(spec, (&engine, &trainer)): (&crate::model::TensorSpec, (&u64, &u64))| {
             TensorFingerprint { name: spec.name.clone(), engine, trainer }
         };
-        Ok(names.zip(both).map(one).collect())
+        names.zip(both).map(one).collect()
     }
 
     /// Learns from the step's rollouts and hands the new weights to the engine. Empty where the
