@@ -70,16 +70,23 @@ pub struct SampledToken {
     pub batch_rows: u32,
 }
 
-/// The row that began a life of a request: its first tokens, or those it computed again after a
-/// preemption. A prefill row starts from zero here; a decode row reads its state blocks whatever
-/// they hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FirstChunk {
+/// What a request went through from taking its blocks to giving them back: once, and once more
+/// after every preemption, when it computes everything again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// In which its first row ran.
     pub engine_step: EngineStep,
+    /// Of its first row. A prefill row starts from zero; a decode row reads its state blocks
+    /// whatever they hold.
     pub phase: Phase,
+    /// Tokens of its first row.
     pub scheduled_tokens: u32,
     /// Tokens of the completion that earlier lives had sampled.
     pub sampled_before: u32,
+    /// One a Mamba group, in group order.
+    pub state_blocks: Vec<StateBlock>,
+    /// Group after group, each in the order of the tokens it holds.
+    pub attn_blocks: Vec<BlockId>,
 }
 
 /// One state block a request held, as it was when the request took it.
@@ -103,11 +110,8 @@ pub struct Completion {
     pub weight_version: WeightVersion,
     /// xxh3 over the engine's weights in use, tensor by tensor in name order.
     pub engine_fingerprint: u64,
-    /// One a life, in order.
-    pub first_chunks: Vec<FirstChunk>,
-    /// One a Mamba group, in group order, of the request's last (not preempted) life.
-    pub state_blocks: Vec<StateBlock>,
-    pub attn_blocks: Vec<BlockId>,
+    /// In order; the last one was not preempted. Empty where the engine keeps no such record.
+    pub lives: Vec<Life>,
     pub preemptions: u32,
     pub cached_tokens: u32,
 }
@@ -116,5 +120,17 @@ impl Completion {
     /// The completion's token ids, without the prompt.
     pub fn token_ids(&self) -> impl ExactSizeIterator<Item = TokenId> + '_ {
         self.tokens.iter().map(|sampled| sampled.token)
+    }
+
+    /// Of the last life.
+    #[must_use]
+    pub fn state_blocks(&self) -> &[StateBlock] {
+        self.lives.last().map_or(&[], |life| &life.state_blocks)
+    }
+
+    /// Of the last life.
+    #[must_use]
+    pub fn attn_blocks(&self) -> &[BlockId] {
+        self.lives.last().map_or(&[], |life| &life.attn_blocks)
     }
 }

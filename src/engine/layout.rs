@@ -244,12 +244,14 @@ impl LayerCache {
 
     fn view(&self, buffer: usize, page_bytes: u64, block_tokens: Option<u32>) -> CacheView {
         match *self {
-            Self::Mamba { conv_elements, conv_dtype, ssm_dtype, .. } => {
+            Self::Mamba { conv_elements, conv_dtype, ssm_elements, ssm_dtype } => {
                 CacheView::State(StateView {
                     buffer,
                     conv_dtype,
+                    conv_elements,
                     ssm_offset: conv_elements * conv_dtype.bytes(),
                     ssm_dtype,
+                    ssm_elements,
                     ssm_stride: page_bytes / ssm_dtype.bytes(),
                 })
             }

@@ -22,7 +22,7 @@ mod testing;
 
 pub use batch::{PersistentBatch, Row, StepBatch};
 pub use completion::{
-    Completion, FinishReason, FirstChunk, GenerationRequest, Phase, SampledToken, StateBlock,
+    Completion, FinishReason, GenerationRequest, Life, Phase, SampledToken, StateBlock,
 };
 pub use embedded::{block_memory, layout, Engine};
 pub use error::EngineError;

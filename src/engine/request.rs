@@ -1,8 +1,8 @@
 //! A request inside the engine: its tokens, how far they are computed, and the blocks it holds.
 
 use super::{
-    BlockPool, Completion, FinishReason, FirstChunk, GenerationRequest, Layout, Phase,
-    SampledToken, StateBlock,
+    BlockPool, Completion, FinishReason, GenerationRequest, Layout, Life, Phase, SampledToken,
+    StateBlock,
 };
 use crate::base::{BlockId, Contract, EngineStep, RequestId, TokenId, WeightVersion};
 
@@ -18,8 +18,9 @@ pub struct Request {
     /// By attention group; each in the order of the tokens it holds.
     attn_blocks: Vec<Vec<BlockId>>,
     preemptions: u32,
-    /// One a life, in order.
-    first_chunks: Vec<FirstChunk>,
+    /// In order; the last one is the present one from its first row on, its attention blocks still
+    /// to be filled in.
+    lives: Vec<Life>,
 }
 
 /// A request that has its last token. Its blocks are given back; their ids are kept for the record.
@@ -33,14 +34,14 @@ impl Finished {
     /// The record of the rollout; the arguments are what only the runner knows.
     #[must_use]
     pub fn into_completion(
-        self,
+        mut self,
         contract: Contract,
         weight_version: WeightVersion,
         engine_fingerprint: u64,
     ) -> Completion {
-        let lives = self.request.first_chunks.len() as u32;
-        assert_eq!(lives, self.request.preemptions + 1, "one first chunk a life");
-        let Request { asked, sampled, state_blocks, attn_blocks, preemptions, .. } = self.request;
+        self.request.end_life();
+        let Request { asked, sampled, lives, preemptions, .. } = self.request;
+        assert_eq!(lives.len() as u32, preemptions + 1, "every life began with a row");
         Completion {
             id: asked.id,
             prompt: asked.prompt,
@@ -49,9 +50,7 @@ impl Finished {
             contract,
             weight_version,
             engine_fingerprint,
-            first_chunks: self.request.first_chunks,
-            state_blocks,
-            attn_blocks: attn_blocks.concat(),
+            lives,
             preemptions,
             cached_tokens: 0,
         }
@@ -67,7 +66,7 @@ impl Request {
             state_blocks: Vec::new(),
             attn_blocks: Vec::new(),
             preemptions: 0,
-            first_chunks: Vec::new(),
+            lives: Vec::new(),
         }
     }
 
@@ -124,13 +123,22 @@ impl Request {
 
     /// Notes through which kernels this life's first tokens run, once its row is known.
     pub(super) fn begin_life(&mut self, engine_step: EngineStep, phase: Phase) {
-        assert_eq!(self.first_chunks.len() as u32, self.preemptions, "one first chunk a life");
-        self.first_chunks.push(FirstChunk {
+        assert_eq!(self.lives.len() as u32, self.preemptions, "one first row a life");
+        self.lives.push(Life {
             engine_step,
             phase,
             scheduled_tokens: self.computed,
             sampled_before: self.sampled.len() as u32,
+            state_blocks: self.state_blocks.clone(),
+            attn_blocks: Vec::new(),
         });
+    }
+
+    fn end_life(&mut self) {
+        // A scheduler that is driven without a batch notes no rows.
+        if let Some(life) = self.lives.last_mut() {
+            life.attn_blocks = self.attn_blocks.concat();
+        }
     }
 
     /// Takes every block that `tokens` more computed tokens need, over all groups in group order,
@@ -165,6 +173,7 @@ impl Request {
 
     /// Loses all computed tokens, to compute them again from position 0.
     pub(super) fn preempt(&mut self, pool: &mut BlockPool) {
+        self.end_life();
         self.release_blocks(pool);
         self.state_blocks.clear();
         self.attn_blocks.clear();

@@ -65,8 +65,8 @@ fn record_of((record, index): (&Value, u32)) -> Rollout {
     rollout.loss_mask =
         record["mask"].as_array().unwrap().iter().map(|value| value.as_bool().unwrap()).collect();
     match record["slot"].as_u64() {
-        Some(slot) => rollout.completion.state_blocks[0].block = BlockId::new(slot as u32),
-        None => rollout.completion.state_blocks.clear(),
+        Some(slot) => rollout.completion.lives[0].state_blocks[0].block = BlockId::new(slot as u32),
+        None => rollout.completion.lives[0].state_blocks.clear(),
     }
     rollout
 }

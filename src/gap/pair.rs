@@ -30,7 +30,7 @@ fn pair_one(rollout: &Rollout, legs: Legs) -> Result<Sequence, PairError> {
 
     let mut sequence = Sequence {
         request,
-        slot: completion.state_blocks.first().map(|held| held.block),
+        slot: completion.state_blocks().first().map(|held| held.block),
         tokens: Vec::with_capacity(expected),
         missing: 0,
     };

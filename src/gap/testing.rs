@@ -3,7 +3,7 @@
 use crate::base::{
     BlockId, Contract, EngineStep, Generation, LogProb, RequestId, TokenId, WeightVersion,
 };
-use crate::engine::{Completion, FinishReason, Phase, SampledToken, StateBlock};
+use crate::engine::{Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
 use crate::rollout::Rollout;
 
 /// Rollout `index` of prompt 0 in step 1, with these `decode` and `trainer` legs and one state
@@ -27,15 +27,20 @@ pub fn rollout(index: u32, decode: &[f32], trainer: &[f32]) -> Rollout {
         contract: Contract::PLAIN,
         weight_version: WeightVersion::new(0),
         engine_fingerprint: 7,
-        state_blocks: vec![StateBlock {
-            block: BlockId::new(index + 1),
-            generation: Generation::new(1),
-            previous_owner: None,
+        lives: vec![Life {
+            engine_step: EngineStep::new(1),
+            phase: Phase::Prefill,
+            scheduled_tokens: 3,
+            sampled_before: 0,
+            state_blocks: vec![StateBlock {
+                block: BlockId::new(index + 1),
+                generation: Generation::new(1),
+                previous_owner: None,
+            }],
+            attn_blocks: Vec::new(),
         }],
-        attn_blocks: Vec::new(),
         preemptions: 0,
         cached_tokens: 0,
-        first_chunks: Vec::new(),
     };
     Rollout {
         completion,

@@ -9,7 +9,7 @@ use super::floor::worst;
 use super::pair::{Leg, Legs, Pairs, Sequence};
 use super::place::shift;
 use crate::base::{BlockId, RequestId, Step};
-use crate::engine::{FirstChunk, Phase};
+use crate::engine::{Life, Phase};
 use crate::rollout::Rollout;
 
 /// A block id splits good from bad only with this many requests on each side.
@@ -71,7 +71,7 @@ impl Case<'_> {
     }
 
     fn highest_state_block(&self) -> Option<BlockId> {
-        self.rollout.completion.state_blocks.iter().map(|held| held.block).max()
+        self.rollout.completion.state_blocks().iter().map(|held| held.block).max()
     }
 }
 
@@ -174,7 +174,7 @@ fn stale_state<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<
     let first = cases.first()?;
     let row = stale_row(first, evidence.floor)?;
     let used = |case: &Case<'a>| {
-        let blocks = case.rollout.completion.state_blocks.iter();
+        let blocks = case.rollout.completion.state_blocks().iter();
         blocks.filter_map(|held| Some((held.block, held.previous_owner?)))
     };
     let left: Vec<String> =
@@ -193,12 +193,12 @@ fn stale_state<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<
 
 /// The last life's first chunk where it ran as a decode row over a used block and the gap does not
 /// begin before that life.
-fn stale_row<'a>(case: &Case<'a>, floor: f64) -> Option<&'a FirstChunk> {
+fn stale_row<'a>(case: &Case<'a>, floor: f64) -> Option<&'a Life> {
     let completion = &case.rollout.completion;
-    let chunk = completion.first_chunks.last().filter(|chunk| chunk.phase == Phase::Decode)?;
+    let life = completion.lives.last().filter(|life| life.phase == Phase::Decode)?;
     let first_bad = case.sequence.first_bad(floor)?;
-    let used = completion.state_blocks.iter().any(|held| held.previous_owner.is_some());
-    (used && chunk.sampled_before as usize <= first_bad.index()).then_some(chunk)
+    let used = life.state_blocks.iter().any(|held| held.previous_owner.is_some());
+    (used && life.sampled_before as usize <= first_bad.index()).then_some(life)
 }
 
 /// One block id parts the bad requests from the good ones without exception.

@@ -111,13 +111,19 @@ fn a_gap_at_an_edge_is_no_shift() {
 fn with_stale_first_chunk(index: u32) -> Rollout {
     let mut record = broken(index);
     let (engine_step, phase) = (EngineStep::new(1), Phase::Decode);
-    record.completion.first_chunks =
-        vec![FirstChunk { engine_step, phase, scheduled_tokens: 1, sampled_before: 0 }];
-    record.completion.state_blocks[0] = StateBlock {
+    let held = StateBlock {
         block: BlockId::new(9),
         generation: Generation::new(2),
         previous_owner: Some(RequestId::new(0, 4, 2)),
     };
+    record.completion.lives = vec![Life {
+        engine_step,
+        phase,
+        scheduled_tokens: 1,
+        sampled_before: 0,
+        state_blocks: vec![held],
+        attn_blocks: Vec::new(),
+    }];
     record
 }
 
@@ -139,15 +145,15 @@ fn stale_state_wants_every_piece_of_its_evidence() {
         spoil(&mut record);
         assert_eq!(kinds(&judge(&[record], 0.0, &[])), [FindingKind::Unexplained]);
     };
-    check(|record| record.completion.first_chunks.clear());
-    check(|record| record.completion.first_chunks[0].phase = Phase::Prefill);
-    check(|record| record.completion.state_blocks[0].previous_owner = None);
+    check(|record| record.completion.lives.clear());
+    check(|record| record.completion.lives[0].phase = Phase::Prefill);
+    check(|record| record.completion.lives[0].state_blocks[0].previous_owner = None);
     // The gap is older than the life that the chunk began.
-    check(|record| record.completion.first_chunks[0].sampled_before = 4);
+    check(|record| record.completion.lives[0].sampled_before = 4);
     // The blocks on record are those of a later life.
     check(|record| {
-        let chunk = record.completion.first_chunks[0];
-        record.completion.first_chunks.push(FirstChunk { phase: Phase::Prefill, ..chunk });
+        let life = record.completion.lives[0].clone();
+        record.completion.lives.push(Life { phase: Phase::Prefill, ..life });
     });
 }
 

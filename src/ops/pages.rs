@@ -5,6 +5,8 @@
 //! Offsets are u64 bytes. K and V past a row's length are never loaded: a page that comes back
 //! from state may hold NaN bits there.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::slot::state_offset;
@@ -15,7 +17,6 @@ use crate::config::Dtype;
 /// group, as vLLM's hybrid KV-cache manager shares them.
 #[derive(Clone, Debug)]
 pub struct Pages {
-    page_bytes: u64,
     /// Words rather than bytes, so that every f32 is aligned.
     buffers: Vec<Vec<u32>>,
 }
@@ -27,7 +28,7 @@ impl Pages {
         assert_eq!(page_bytes % 4, 0, "a page of {page_bytes} bytes is not whole words");
         let words = page_bytes / 4 * u64::from(num_blocks);
         let words = usize::try_from(words).expect("the pool's size was checked against memory");
-        Self { page_bytes, buffers: vec![vec![0; words]; buffers] }
+        Self { buffers: vec![vec![0; words]; buffers] }
     }
 
     /// Whether this machine can give that much memory, where [`Self::new`] would abort: asks for it
@@ -42,12 +43,6 @@ impl Pages {
             buffer.try_reserve_exact(words).map(|()| buffer)
         };
         (0..buffers).map(reserve).collect::<Result<Vec<_>, _>>().is_ok()
-    }
-
-    /// Byte offset of a block's page in its buffer.
-    #[must_use]
-    pub fn page(&self, block: BlockId) -> u64 {
-        u64::from(block.get()) * self.page_bytes
     }
 
     fn bytes(&self, buffer: usize, offset: u64, len: u64) -> &[u8] {
@@ -94,34 +89,55 @@ impl Pages {
 pub struct StateView {
     pub buffer: usize,
     pub conv_dtype: Dtype,
+    pub conv_elements: u64,
     /// Byte offset of the ssm state within a page.
     pub ssm_offset: u64,
     pub ssm_dtype: Dtype,
+    pub ssm_elements: u64,
     /// Elements of `ssm_dtype` from one block's ssm state to the next: the padded page.
     pub ssm_stride: u64,
 }
 
 impl StateView {
-    /// Byte offset of a block's ssm state, its product slot · stride taken in `bits`.
-    fn ssm_at(&self, block: BlockId, bits: u32) -> u64 {
+    /// Bytes from one block's page to the next.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.ssm_stride * self.ssm_dtype.bytes()
+    }
+
+    /// The buffer's bytes that hold a block's convolution state.
+    #[must_use]
+    pub fn conv_bytes(&self, block: BlockId) -> Range<u64> {
+        let start = u64::from(block.get()) * self.page_bytes();
+        start..start + self.conv_elements * self.conv_dtype.bytes()
+    }
+
+    /// The buffer's bytes that hold a block's ssm state, its product slot · stride taken in `bits`.
+    #[must_use]
+    pub fn ssm_bytes(&self, block: BlockId, bits: u32) -> Range<u64> {
         let elements = state_offset(u64::from(block.get()), self.ssm_stride, bits);
-        self.ssm_offset + elements * self.ssm_dtype.bytes()
+        let start = self.ssm_offset + elements * self.ssm_dtype.bytes();
+        start..start + self.ssm_elements * self.ssm_dtype.bytes()
     }
 
     pub fn load_conv(&self, pages: &Pages, block: BlockId, conv: &mut [f32]) {
-        pages.load(self.buffer, pages.page(block), self.conv_dtype, conv);
+        assert_eq!(conv.len() as u64, self.conv_elements, "a whole convolution state");
+        pages.load(self.buffer, self.conv_bytes(block).start, self.conv_dtype, conv);
     }
 
     pub fn store_conv(&self, pages: &mut Pages, block: BlockId, conv: &[f32]) {
-        pages.store(self.buffer, pages.page(block), self.conv_dtype, conv);
+        assert_eq!(conv.len() as u64, self.conv_elements, "a whole convolution state");
+        pages.store(self.buffer, self.conv_bytes(block).start, self.conv_dtype, conv);
     }
 
     pub fn load_ssm(&self, pages: &Pages, block: BlockId, bits: u32, ssm: &mut [f32]) {
-        pages.load(self.buffer, self.ssm_at(block, bits), self.ssm_dtype, ssm);
+        assert_eq!(ssm.len() as u64, self.ssm_elements, "a whole ssm state");
+        pages.load(self.buffer, self.ssm_bytes(block, bits).start, self.ssm_dtype, ssm);
     }
 
     pub fn store_ssm(&self, pages: &mut Pages, block: BlockId, bits: u32, ssm: &[f32]) {
-        pages.store(self.buffer, self.ssm_at(block, bits), self.ssm_dtype, ssm);
+        assert_eq!(ssm.len() as u64, self.ssm_elements, "a whole ssm state");
+        pages.store(self.buffer, self.ssm_bytes(block, bits).start, self.ssm_dtype, ssm);
     }
 }
 
@@ -140,11 +156,15 @@ impl KeyValueView {
         u64::from(self.block_tokens) * self.row as u64 * self.dtype.bytes()
     }
 
-    /// Byte offset of the key at `position`; its value lies [`Self::half`] after it.
-    fn at(&self, pages: &Pages, table: &[BlockId], position: usize) -> u64 {
-        let (block, token) =
-            (position / self.block_tokens as usize, position % self.block_tokens as usize);
-        pages.page(table[block]) + token as u64 * self.row as u64 * self.dtype.bytes()
+    /// The buffer's bytes that hold the keys of some of a block's tokens, and those
+    /// that hold their values. A page is full: two halves are `page_bytes`.
+    #[must_use]
+    pub fn token_bytes(&self, block: BlockId, tokens: Range<u32>) -> [Range<u64>; 2] {
+        assert!(tokens.end <= self.block_tokens, "{tokens:?} of {} tokens", self.block_tokens);
+        let row = self.row as u64 * self.dtype.bytes();
+        let page = u64::from(block.get()) * 2 * self.half();
+        [page, page + self.half()]
+            .map(|at| at + u64::from(tokens.start) * row..at + u64::from(tokens.end) * row)
     }
 
     /// Writes keys and values `[T, G·E]` at positions from `start`.
@@ -159,20 +179,26 @@ impl KeyValueView {
         assert_eq!(keys.len(), values.len(), "keys and values differ");
         let rows = keys.chunks_exact(self.row).zip(values.chunks_exact(self.row));
         for (t, (k, v)) in rows.enumerate() {
-            let at = self.at(pages, table, start + t);
-            pages.store(self.buffer, at, self.dtype, k);
-            pages.store(self.buffer, at + self.half(), self.dtype, v);
+            let position = start + t;
+            let block = table[position / self.block_tokens as usize];
+            let token = (position % self.block_tokens as usize) as u32;
+            let [key, value] = self.token_bytes(block, token..token + 1);
+            pages.store(self.buffer, key.start, self.dtype, k);
+            pages.store(self.buffer, value.start, self.dtype, v);
         }
     }
 
     /// Reads the keys and values of positions 0..len, `[len, G·E]` each, a block at a time.
     pub fn gather(&self, pages: &Pages, table: &[BlockId], keys: &mut [f32], values: &mut [f32]) {
         assert_eq!(keys.len(), values.len(), "keys and values differ");
+        let held = table.len() * self.block_tokens as usize * self.row;
+        assert!(keys.len() <= held, "{} floats of keys in {} blocks", keys.len(), table.len());
         let block = self.block_tokens as usize * self.row;
-        for (i, (k, v)) in keys.chunks_mut(block).zip(values.chunks_mut(block)).enumerate() {
-            let at = self.at(pages, table, i * self.block_tokens as usize);
-            pages.load(self.buffer, at, self.dtype, k);
-            pages.load(self.buffer, at + self.half(), self.dtype, v);
+        let parts = keys.chunks_mut(block).zip(values.chunks_mut(block));
+        for ((k, v), &block) in parts.zip(table) {
+            let [key, value] = self.token_bytes(block, 0..(k.len() / self.row) as u32);
+            pages.load(self.buffer, key.start, self.dtype, k);
+            pages.load(self.buffer, value.start, self.dtype, v);
         }
     }
 }
@@ -187,8 +213,10 @@ mod tests {
         let state = StateView {
             buffer: 0,
             conv_dtype: Dtype::F32,
+            conv_elements: 384,
             ssm_offset: 1536,
             ssm_dtype: Dtype::F32,
+            ssm_elements: 2048,
             ssm_stride: 3072,
         };
         let kv = KeyValueView { buffer: 0, dtype: Dtype::F32, block_tokens: 48, row: 32 };
@@ -207,7 +235,7 @@ mod tests {
         assert_eq!((conv_back, ssm_back), (conv, ssm));
         for other in [2, 4] {
             let mut page = vec![1.0; 3072];
-            pages.load(0, pages.page(BlockId::new(other)), Dtype::F32, &mut page);
+            pages.load(0, view.conv_bytes(BlockId::new(other)).start, Dtype::F32, &mut page);
             assert!(page.iter().all(|&v| v == 0.0), "block {other}");
         }
     }

@@ -15,7 +15,7 @@ use std::process::Command;
 use gapscope::base::{
     BlockId, Contract, EngineStep, Generation, LogProb, RequestId, Step, TokenId, WeightVersion,
 };
-use gapscope::engine::{Completion, FinishReason, Phase, SampledToken, StateBlock};
+use gapscope::engine::{Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
 use gapscope::gap::{Finding, FindingKind, Legs};
 use gapscope::report::parquet::{write_rollouts, write_tokens};
 use gapscope::report::tensorboard::{FileName, SessionEnd, Writer, GAP_FIRST};
@@ -221,22 +221,27 @@ fn rollout() -> Rollout {
             contract: Contract { temperature: 0.5, top_k: 40, ..Contract::PLAIN },
             weight_version: WeightVersion::new(11),
             engine_fingerprint: u64::MAX,
-            state_blocks: vec![
-                StateBlock {
-                    block: BlockId::new(1366),
-                    generation: Generation::new(2),
-                    previous_owner: Some(RequestId::new(11, 0, 1)),
-                },
-                StateBlock {
-                    block: BlockId::new(9),
-                    generation: Generation::new(1),
-                    previous_owner: None,
-                },
-            ],
-            attn_blocks: vec![BlockId::new(4)],
+            lives: vec![Life {
+                engine_step: EngineStep::new(1),
+                phase: Phase::Prefill,
+                scheduled_tokens: 2,
+                sampled_before: 0,
+                state_blocks: vec![
+                    StateBlock {
+                        block: BlockId::new(1366),
+                        generation: Generation::new(2),
+                        previous_owner: Some(RequestId::new(11, 0, 1)),
+                    },
+                    StateBlock {
+                        block: BlockId::new(9),
+                        generation: Generation::new(1),
+                        previous_owner: None,
+                    },
+                ],
+                attn_blocks: vec![BlockId::new(4)],
+            }],
             preemptions: 1,
             cached_tokens: 0,
-            first_chunks: Vec::new(),
         },
         prompt_text: "1+1=\0\u{e9}".to_owned(),
         completion_text: "2\n".to_owned(),

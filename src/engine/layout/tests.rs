@@ -194,8 +194,10 @@ fn layers_view_their_pages() {
     let state = StateView {
         buffer: 1,
         conv_dtype: Dtype::Bf16,
+        conv_elements: 15_360,
         ssm_offset: 30_720,
         ssm_dtype: Dtype::F32,
+        ssm_elements: 81_920,
         ssm_stride: 90_112,
     };
     assert_eq!(layout.layers[14].view, CacheView::State(state));

@@ -163,11 +163,11 @@ fn completions_end_at_eos_and_at_both_lengths() {
         assert_eq!((done.request.sampled().len(), done.finish_reason), (sampled, reason));
         let completion = done.into_completion(Contract::PLAIN, WeightVersion::new(3), 7);
         assert_eq!(completion.token_ids().len(), sampled);
-        let [first] = completion.first_chunks[..] else { panic!("one life, one first chunk") };
+        let [first] = &completion.lives[..] else { panic!("one life") };
         assert_eq!((first.phase, first.sampled_before), (Phase::Prefill, 0));
         assert_eq!(first.scheduled_tokens, prompt.min(LIMITS.max_num_batched_tokens));
-        assert_eq!(numbers(completion.attn_blocks)[0], 3);
-        assert_eq!(numbers(completion.state_blocks.iter().map(|state| state.block)), [1, 2]);
+        assert_eq!(numbers(completion.attn_blocks().to_vec())[0], 3);
+        assert_eq!(numbers(completion.state_blocks().iter().map(|state| state.block)), [1, 2]);
     }
     let mut ignores = request(0, 5, 2);
     ignores.ignore_eos = true;

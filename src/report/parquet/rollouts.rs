@@ -108,7 +108,7 @@ fn columns(rows: &[RolloutRow]) -> Vec<Column> {
 impl RolloutRow {
     fn new(rollout: &Rollout, engine: &str) -> Self {
         let completion = &rollout.completion;
-        let blocks = &completion.state_blocks;
+        let blocks = completion.state_blocks();
         Self {
             request: completion.id,
             prompt_token_ids: completion.prompt.clone(),
@@ -129,7 +129,7 @@ impl RolloutRow {
             state_blocks: blocks.iter().map(|block| block.block).collect(),
             state_block_generations: blocks.iter().map(|block| block.generation).collect(),
             state_block_previous_owners: blocks.iter().map(|block| block.previous_owner).collect(),
-            attn_blocks: completion.attn_blocks.clone(),
+            attn_blocks: completion.attn_blocks().to_vec(),
             preemptions: completion.preemptions,
             cached_tokens: completion.cached_tokens,
         }

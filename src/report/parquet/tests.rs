@@ -5,7 +5,7 @@ use crate::base::{
     BlockId, Contract, EngineStep, Generation, LogProb, LogprobsMode, Position, RequestId, TokenId,
     WeightVersion,
 };
-use crate::engine::{Completion, FinishReason, Phase, SampledToken, StateBlock};
+use crate::engine::{Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
 use crate::rollout::Rollout;
 
 /// NaN with bits of its own, which must come back.
@@ -43,11 +43,16 @@ fn rollout(idx: u32) -> Rollout {
             },
             weight_version: WeightVersion::new(11),
             engine_fingerprint: u64::MAX,
-            state_blocks: vec![state(7, Some(RequestId::new(11, 0, 1))), state(8, None)],
-            attn_blocks: vec![],
+            lives: vec![Life {
+                engine_step: EngineStep::new(1),
+                phase: Phase::Prefill,
+                scheduled_tokens: 2,
+                sampled_before: 0,
+                state_blocks: vec![state(7, Some(RequestId::new(11, 0, 1))), state(8, None)],
+                attn_blocks: vec![],
+            }],
             preemptions: 1,
             cached_tokens: 0,
-            first_chunks: Vec::new(),
         },
         prompt_text: "1+1=\0<&\u{202e}".to_owned(),
         completion_text: "2\n".to_owned(),
@@ -65,7 +70,7 @@ fn rollout(idx: u32) -> Rollout {
 fn rollouts() -> Vec<Rollout> {
     let mut empty = rollout(1);
     empty.completion.tokens.clear();
-    empty.completion.state_blocks.clear();
+    empty.completion.lives.clear();
     empty.loss_mask.clear();
     empty.trainer = Some(vec![]);
     empty.trainer_fingerprint = Some(1);
