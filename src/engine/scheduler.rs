@@ -38,6 +38,7 @@ pub struct Scheduler {
     alive: HashSet<RequestId>,
     engine_steps: u64,
     preemptions: u64,
+    scheduled_tokens: u64,
     /// A plan is out and its tokens are not in.
     in_flight: bool,
 }
@@ -69,6 +70,8 @@ impl From<&EngineConfig> for Limits {
 pub struct Statistics {
     pub engine_steps: u64,
     pub preemptions: u64,
+    /// Over all engine steps, those computed again after a preemption included.
+    pub scheduled_tokens: u64,
     pub blocks_taken: u64,
 }
 
@@ -78,6 +81,7 @@ pub struct SchedulerSnapshot {
     pub pool: PoolSnapshot,
     pub engine_steps: u64,
     pub preemptions: u64,
+    pub scheduled_tokens: u64,
 }
 
 impl Scheduler {
@@ -94,6 +98,7 @@ impl Scheduler {
             alive: HashSet::new(),
             engine_steps: 0,
             preemptions: 0,
+            scheduled_tokens: 0,
             in_flight: false,
         }
     }
@@ -127,6 +132,7 @@ impl Scheduler {
             self.schedule_waiting(&mut plan, budget);
         }
         assert!(plan.num_tokens() > 0, "live requests, yet nothing can run: {self:?}");
+        self.scheduled_tokens += u64::from(plan.num_tokens());
         Some(plan)
     }
 
@@ -229,6 +235,7 @@ impl Scheduler {
         Statistics {
             engine_steps: self.engine_steps,
             preemptions: self.preemptions,
+            scheduled_tokens: self.scheduled_tokens,
             blocks_taken: self.pool.taken(),
         }
     }
@@ -241,6 +248,7 @@ impl Scheduler {
             pool: self.pool.snapshot(),
             engine_steps: self.engine_steps,
             preemptions: self.preemptions,
+            scheduled_tokens: self.scheduled_tokens,
         }
     }
 
@@ -253,6 +261,7 @@ impl Scheduler {
         self.pool.restore(snapshot.pool)?;
         self.engine_steps = snapshot.engine_steps;
         self.preemptions = snapshot.preemptions;
+        self.scheduled_tokens = snapshot.scheduled_tokens;
         Ok(())
     }
 

@@ -166,7 +166,7 @@ fn probabilities(tokens: &Tokens) -> Values {
     let abs: Vec<f64> =
         infer.iter().zip(&train).map(|(infer, train)| (train - infer).abs()).collect();
     let confident_wrong = std::iter::zip(&tokens.infer, &tokens.train)
-        .filter(|(&infer, &train)| infer > -0.1 && train < -5.0);
+        .filter(|(&infer, &train)| is_confident_wrong(infer, train));
     let confident_wrong = (!abs.is_empty()).then(|| confident_wrong.count() as f64);
     vec![
         ("prob_abs_diff_mean", stats::mean(&abs)),
@@ -176,6 +176,11 @@ fn probabilities(tokens: &Tokens) -> Values {
         ("logp_pearson", stats::pearson(&tokens.infer, &tokens.train)),
         ("confident_wrong", confident_wrong),
     ]
+}
+
+/// Of log-probabilities in nats: the infer side was sure, the train side would hardly sample it.
+pub(super) fn is_confident_wrong(infer: f64, train: f64) -> bool {
+    infer > -0.1 && train < -5.0
 }
 
 fn exactness(pairs: &Pairs) -> Values {

@@ -15,6 +15,7 @@ mod sequences;
 pub mod stats;
 mod summary;
 mod table;
+mod tally;
 #[cfg(test)]
 mod testing;
 mod verdict;
@@ -27,4 +28,5 @@ pub use pair::{pair, Leg, Legs, PairError, PairedToken, Pairs, Sequence};
 pub use place::{lag_scores, shift, split_by_slot, LagScore, SlotSplit};
 pub use summary::{StepGap, Totals};
 pub use table::{Metric, Table, HEADLINES};
+pub use tally::Tally;
 pub use verdict::{verdict, Evidence, TensorFingerprint};

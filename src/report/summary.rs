@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::float::{serialize as float, serialize_option as option_float};
 use crate::base::{BlockId, RequestId, Step};
-use crate::gap::{Finding, FindingKind, Legs};
+use crate::gap::{Finding, FindingKind, Legs, Tally};
 
 /// `summary.json`. Absent is `null`, never 0: nothing compared has no gap.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -49,7 +49,12 @@ pub struct Summary {
     #[serde(serialize_with = "option_float")]
     pub laps: Option<f64>,
     pub engine_steps: u64,
+    /// Scheduled tokens of an engine step, those computed again after a preemption included.
+    #[serde(serialize_with = "option_float")]
+    pub tokens_per_engine_step: Option<f64>,
     pub preemptions: u64,
+    #[serde(flatten)]
+    pub tally: Tally,
     /// In short: `findings.json` has all of each.
     #[serde(serialize_with = "brief")]
     pub findings: Vec<Finding>,
@@ -172,7 +177,9 @@ mod tests {
             blocks_per_step: Some(120.0),
             laps: Some(0.25),
             engine_steps: 7,
+            tokens_per_engine_step: Some(64.5),
             preemptions: 0,
+            tally: Tally { bad_requests: 1, ..Tally::default() },
             findings: vec![finding],
             reward_mean_first: None,
             reward_mean_last: Some(f64::NAN),
@@ -187,7 +194,9 @@ mod tests {
              \"spike_period\":null,\"gap_max\":\"inf\",\"gap_mean\":0.0,\
              \"frac_bitwise_equal\":1.0,\"floor\":0.0,\"num_blocks\":1441,\"state_stride\":3072,\
              \"first_wrapped_block\":null,\"blocks_per_step\":120.0,\"laps\":0.25,\
-             \"engine_steps\":7,\"preemptions\":0,\"findings\":[{\"kind\":\"address_wrap\",\
+             \"engine_steps\":7,\"tokens_per_engine_step\":64.5,\"preemptions\":0,\
+             \"decoded_first_chunks\":0,\"stale_first_chunks\":0,\"wrapped_requests\":0,\
+             \"bad_requests\":1,\"confident_wrong\":0,\"findings\":[{\"kind\":\"address_wrap\",\
              \"leg\":\"decode_trainer\",\"step\":3,\"requests\":[\"s3.p0.r1\"],\
              \"blocks\":[1366],\"message\":\"why\"}],\"reward_mean_first\":null,\
              \"reward_mean_last\":\"NaN\",\"resume_exact\":true,\"wall_s\":1.5}"

@@ -2,7 +2,7 @@
 
 use super::session::Comparison;
 use crate::engine::{Engine, FinishReason, Statistics};
-use crate::gap::{self, stats};
+use crate::gap::{self, stats, Tally};
 use crate::report::Scalar;
 use crate::rollout::Rollout;
 use crate::trainer::UpdateReport;
@@ -114,6 +114,29 @@ pub(super) fn loss(report: &UpdateReport) -> Vec<Scalar> {
         ]));
     }
     rows
+}
+
+/// Whose first rows ran how, and who had a gap.
+pub(super) fn tally(tally: &Tally) -> Vec<Scalar> {
+    let count = |n: u64| Some(n as f64);
+    scalars([
+        (
+            "pool/decoded_first_chunks",
+            count(tally.decoded_first_chunks),
+            "lives that began with a decode row, which reads its state blocks unconditionally",
+        ),
+        (
+            "pool/stale_first_chunks",
+            count(tally.stale_first_chunks),
+            "those of them with a state block that another request had held",
+        ),
+        (
+            "pool/wrapped_requests",
+            count(tally.wrapped_requests),
+            "requests with a state block whose index leaves engine.state_index_bits",
+        ),
+        ("pool/bad_requests", count(tally.bad_requests), "requests with a gap over the floor"),
+    ])
 }
 
 /// What the engine did since `before`.

@@ -11,7 +11,7 @@ use super::session::{Comparison, Session};
 use crate::base::{Position, Step};
 use crate::config::{self, Config, Update};
 use crate::engine::Statistics;
-use crate::gap::{self, stats, Finding, Totals};
+use crate::gap::{self, stats, Finding, Tally, Totals};
 use crate::model::save_folder;
 use crate::report::html::{self, Page, StepPoint, WorstToken};
 use crate::report::tensorboard::{FileName, SessionEnd, Writer, GAP_FIRST};
@@ -33,6 +33,7 @@ pub(super) struct Recorder {
     progress: Progress,
     started: Instant,
     totals: Totals,
+    tally: Tally,
     points: Vec<StepPoint>,
     findings: Vec<Finding>,
     worst: Vec<WorstToken>,
@@ -83,6 +84,7 @@ impl Recorder {
             progress: Progress::new(config.steps),
             started: Instant::now(),
             totals: Totals::default(),
+            tally: Tally::default(),
             points: Vec::new(),
             findings: Vec::new(),
             worst: Vec::new(),
@@ -116,11 +118,15 @@ impl Recorder {
         let step = comparison.step;
         parquet::write_rollouts(&self.folder.rollouts(step), rollouts, ENGINE)?;
         parquet::write_tokens(&self.folder.tokens(step), rollouts)?;
+        let tally =
+            Tally::of(rollouts, &comparison.pairs, session.floor(), session.first_wrapped_block());
+        self.tally.add(&tally);
         let mut scalars = metrics::gap(comparison, rollouts);
         scalars.extend(metrics::rollout(rollouts));
         scalars.extend(metrics::reward(rollouts, session.config.rollout.rollouts_per_prompt));
         scalars.extend(updates.last().map(metrics::loss).unwrap_or_default());
         scalars.extend(metrics::pool(&session.engine, self.before));
+        scalars.extend(metrics::tally(&tally));
         self.before = session.engine.statistics();
         let row = scalars.iter().map(|scalar| (scalar.tag.as_str(), scalar.value));
         self.steps.append(step, row)?;
@@ -214,9 +220,6 @@ impl Recorder {
         let (engine, totals) = (&session.engine, &self.totals);
         let statistics = engine.statistics();
         let (layout, pool) = (engine.layout(), engine.pool());
-        let bits = session.config.engine.state_index_bits;
-        let first_wrapped =
-            layout.first_wrapped_block(bits).filter(|block| block.get() < pool.num_blocks());
         let per_step =
             |count: u64| (totals.steps_done > 0).then(|| count as f64 / totals.steps_done as f64);
         let rewards: Vec<f64> = self.points.iter().filter_map(|point| point.reward_mean).collect();
@@ -238,11 +241,14 @@ impl Recorder {
             floor: Some(session.floor()),
             num_blocks: u64::from(pool.num_blocks()),
             state_stride: layout.state_stride,
-            first_wrapped_block: first_wrapped.map(|block| u64::from(block.get())),
+            first_wrapped_block: session.first_wrapped_block().map(|block| u64::from(block.get())),
             blocks_per_step: per_step(statistics.blocks_taken),
             laps: Some(statistics.blocks_taken as f64 / pool.num_usable() as f64),
             engine_steps: statistics.engine_steps,
+            tokens_per_engine_step: (statistics.engine_steps > 0)
+                .then(|| statistics.scheduled_tokens as f64 / statistics.engine_steps as f64),
             preemptions: statistics.preemptions,
+            tally: self.tally,
             findings: self.findings.clone(),
             reward_mean_first: stats::mean(&rewards[..tenth]),
             reward_mean_last: stats::mean(&rewards[rewards.len() - tenth..]),

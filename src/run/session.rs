@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use super::parts::{self, Parts};
-use crate::base::{Contract, LogProb, RequestId, Step};
+use crate::base::{BlockId, Contract, LogProb, RequestId, Step};
 use crate::config::{Config, Fault, Leg, Update};
 use crate::engine::{Completion, Engine, GenerationRequest, SampledToken};
 use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
@@ -224,6 +224,14 @@ impl Session {
     #[must_use]
     pub fn floor(&self) -> f64 {
         0.0
+    }
+
+    /// The lowest block of the pool whose state index leaves `engine.state_index_bits`.
+    #[must_use]
+    pub fn first_wrapped_block(&self) -> Option<BlockId> {
+        let bits = self.config.engine.state_index_bits;
+        let first = self.engine.layout().first_wrapped_block(bits)?;
+        (first.get() < self.engine.pool().num_blocks()).then_some(first)
     }
 
     fn score_prefill(&self, rollouts: &mut [Rollout], which: &[usize]) {

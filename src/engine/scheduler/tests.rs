@@ -34,7 +34,7 @@ fn the_budget_goes_to_running_rows_first_and_no_chunk_is_too_short() {
     assert_eq!(scheduler.schedule(), None);
     assert_eq!(
         scheduler.statistics(),
-        Statistics { engine_steps: 4, preemptions: 0, blocks_taken: 9 }
+        Statistics { engine_steps: 4, preemptions: 0, scheduled_tokens: 28, blocks_taken: 9 }
     );
 }
 

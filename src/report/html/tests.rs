@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::base::{BlockId, CompletionIndex, LogProb, RequestId, Step, TokenId};
-use crate::gap::{FindingKind, Legs, PairedToken};
+use crate::gap::{FindingKind, Legs, PairedToken, Tally};
 
 fn summary() -> Summary {
     Summary {
@@ -26,7 +26,9 @@ fn summary() -> Summary {
         blocks_per_step: Some(120.0),
         laps: Some(4.0),
         engine_steps: 480,
+        tokens_per_engine_step: Some(100.0),
         preemptions: 0,
+        tally: Tally::default(),
         findings: vec![Finding {
             kind: FindingKind::AddressWrap,
             leg: Legs::DecodeTrainer,
