@@ -6,6 +6,7 @@ use super::error::ConfigError;
 use super::keys::only_with;
 use super::kind::bytes;
 use super::source::Source;
+use super::sweep::Sweep;
 use super::types::*;
 
 /// Rollouts of one step, all of which are in memory at once.
@@ -31,8 +32,12 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
             greedy_eval_prompts: source.get("check.greedy_eval_prompts"),
         },
         checkpoint: CheckpointConfig { save_final: source.get("checkpoint.save_final") },
-        sweep: (!source.sweep.is_empty()).then(|| source.sweep.clone()),
+        // A bare `[sweep]` line asks for nothing.
+        sweep: source.sweep.clone().filter(|sweep| *sweep != Sweep::default()),
     };
+    if let Some(sweep) = &config.sweep {
+        sweep.settings()?;
+    }
     lengths(&config, source)?;
     groups(&config, source)?;
     reference_leg(&config, source)?;

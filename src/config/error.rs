@@ -51,6 +51,9 @@ pub enum ConfigError {
     #[error("{} do not go together: {why}", values.join(" and "))]
     Conflict { values: Vec<String>, why: String },
 
+    #[error("[sweep] {why}")]
+    Sweep { why: String },
+
     /// A `config.json` that this version did not write.
     #[error("{file}: not a saved configuration: at {key}: {source}")]
     Saved { file: String, key: String, source: serde_json::Error },

@@ -14,6 +14,7 @@ mod keys;
 mod kind;
 mod nearest;
 mod source;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -24,6 +25,7 @@ pub use defaults::defaults_text;
 pub use error::{ConfigError, Place};
 pub use keys::{IfAbsent, Key, KEYS, PRESETS};
 pub use kind::{Kind, Range};
+pub use sweep::{overrides, Sweep, SweepSettings, MAX_SWEEP_POINTS};
 pub use types::*;
 
 /// Reads and checks an experiment file. Each override reads `KEY=VALUE`, as after `--set`; later

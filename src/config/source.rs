@@ -12,13 +12,13 @@ use toml::{Spanned, Value};
 use super::error::{ConfigError, Place};
 use super::keys::{find, is_table, table_of, IfAbsent, Key, KEYS};
 use super::nearest::nearest_key;
+use super::sweep::{Sweep, SweepSettings};
 
 /// What the user wrote, each value accepted by its key, with the defaults behind it.
 pub(super) struct Source {
     pub file: String,
     written: BTreeMap<String, Written>,
-    /// Axes by dotted key, `points` and `stop_after_spikes`; empty where there is no sweep.
-    pub sweep: toml::Table,
+    pub sweep: Option<Sweep>,
 }
 
 struct Written {
@@ -28,8 +28,7 @@ struct Written {
 
 /// Reads the file's text, then each override over it.
 pub(super) fn read(text: &str, file: &str, overrides: &[String]) -> Result<Source, ConfigError> {
-    let mut source =
-        Source { file: file.to_owned(), written: BTreeMap::new(), sweep: toml::Table::new() };
+    let mut source = Source { file: file.to_owned(), written: BTreeMap::new(), sweep: None };
     let reader = Reader { text, file, override_n: None };
     let table = DeTable::parse(text).map_err(|error| reader.syntax(&error))?;
     reader.document(table.into_inner(), &mut source)?;
@@ -137,22 +136,29 @@ impl Reader<'_> {
             source.written.insert(leaf.key.name.to_owned(), Written { value, place: leaf.place });
         }
         match sweep {
-            Some(sweep) => self.sweep(sweep, &mut source.sweep),
+            Some(sweep) => self.sweep(sweep, source.sweep.get_or_insert_default()),
             None => Ok(()),
         }
     }
 
-    fn sweep(&self, sweep: Spanned<DeValue<'_>>, out: &mut toml::Table) -> Result<(), ConfigError> {
+    /// What is written again takes the place of what was written before.
+    fn sweep(&self, sweep: Spanned<DeValue<'_>>, out: &mut Sweep) -> Result<(), ConfigError> {
         let table = self.table("sweep", sweep)?;
         for Leaf { key, place, value } in self.leaves("", table, Scope::Sweep)? {
-            let (name, value) = match key.name {
-                "sweep.points" => ("points", self.points(key, &place, value)?),
+            match key.name {
+                "sweep.points" => out.points = self.points(key, &place, value)?,
                 "sweep.stop_after_spikes" => {
-                    ("stop_after_spikes", self.checked(key, &place, value)?)
+                    let spikes = self.checked(key, &place, value)?.as_integer();
+                    out.stop_after_spikes = spikes.map(|n| n.unsigned_abs());
                 }
-                axis => (axis, self.axis(key, &place, value)?),
-            };
-            out.insert(name.to_owned(), value);
+                axis => {
+                    let values = self.axis(key, &place, value)?;
+                    match out.axes.iter_mut().find(|(known, _)| known == axis) {
+                        Some(written) => written.1 = values,
+                        None => out.axes.push((axis.to_owned(), values)),
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -163,13 +169,13 @@ impl Reader<'_> {
         key: &Key,
         place: &Place,
         value: Spanned<DeValue<'_>>,
-    ) -> Result<Value, ConfigError> {
+    ) -> Result<Vec<Value>, ConfigError> {
         match self.plain(value)? {
             Value::Array(values) if !values.is_empty() => {
                 for value in &values {
                     accept(key, place, value)?;
                 }
-                Ok(Value::Array(values))
+                Ok(values)
             }
             other => {
                 let allowed = format!("an array of values, each {}", key.kind.allowed());
@@ -183,21 +189,21 @@ impl Reader<'_> {
         key: &Key,
         place: &Place,
         value: Spanned<DeValue<'_>>,
-    ) -> Result<Value, ConfigError> {
+    ) -> Result<Vec<SweepSettings>, ConfigError> {
         self.checked(key, place, value.clone())?;
         let DeValue::Array(points) = value.into_inner() else {
             unreachable!("Kind::Points accepts arrays only");
         };
         let mut out = Vec::new();
         for point in points {
-            let mut flat = toml::Table::new();
+            let mut settings = SweepSettings::new();
             for leaf in self.leaves("", self.table(key.name, point)?, Scope::Point)? {
                 let value = self.checked(leaf.key, &leaf.place, leaf.value)?;
-                flat.insert(leaf.key.name.to_owned(), value);
+                settings.push((leaf.key.name.to_owned(), value));
             }
-            out.push(Value::Table(flat));
+            out.push(settings);
         }
-        Ok(Value::Array(out))
+        Ok(out)
     }
 
     /// Everything in a table and the tables in it, in the order of the text.

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::sweep::Sweep;
+
 use crate::base::{Contract, LogprobsMode};
 
 /// One experiment, checked. Saved as `config.json` beside every run.
@@ -20,10 +22,9 @@ pub struct Config {
     pub trainer: TrainerConfig,
     pub check: CheckConfig,
     pub checkpoint: CheckpointConfig,
-    /// Values to try, by dotted key, with `points` and `stop_after_spikes`. Read by `sweep` alone
-    /// and not saved: what a run did does not depend on it.
+    /// Read by `sweep` alone and not saved: what a run did does not depend on it.
     #[serde(skip)]
-    pub sweep: Option<toml::Table>,
+    pub sweep: Option<Sweep>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

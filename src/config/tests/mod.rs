@@ -5,6 +5,8 @@ mod messages;
 
 use std::path::{Path, PathBuf};
 
+use toml::Value;
+
 use super::keys::find;
 use super::*;
 
@@ -183,12 +185,18 @@ fn values_mean_what_they_say() {
     assert_eq!(config.trainer.max_grad_norm, f64::INFINITY);
     assert_eq!(config.trainer.warm_start.batch, 4);
     assert_eq!(config.check.legs, [Leg::Decode, Leg::Trainer, Leg::Reference]);
-    let sweep: toml::Table = "\"rollout.rollouts_per_prompt\" = [8, 16]\n\
-        \"engine.free_list\" = [\"lifo\"]\nstop_after_spikes = 3\n\
-        points = [{ \"trainer.betas\" = [0.1, 0.2], \"engine.max_num_seqs\" = 4 }]"
-        .parse()
-        .expect("this is TOML");
-    assert_eq!(config.sweep, Some(sweep));
+    let sweep = config.sweep.expect("a sweep");
+    assert_eq!(sweep.stop_after_spikes, Some(3));
+    let betas = Value::Array(vec![Value::Float(0.1), Value::Float(0.2)]);
+    let setting = |key: &str, value: Value| (key.to_owned(), value);
+    let point =
+        vec![setting("trainer.betas", betas), setting("engine.max_num_seqs", Value::Integer(4))];
+    assert_eq!(sweep.points, [point]);
+    let axes = vec![
+        ("rollout.rollouts_per_prompt".to_owned(), vec![Value::Integer(8), Value::Integer(16)]),
+        ("engine.free_list".to_owned(), vec![Value::String("lifo".to_owned())]),
+    ];
+    assert_eq!(sweep.axes, axes);
 }
 
 #[test]
