@@ -12,6 +12,7 @@ mod error;
 mod layout;
 mod plan;
 mod pool;
+mod replay;
 mod request;
 mod runner;
 mod scheduler;
@@ -31,6 +32,7 @@ pub use layout::{
 };
 pub use plan::{Admission, Scheduled, StepPlan};
 pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
+pub use replay::{Cause, Forecast, Misread, Replay, Source};
 pub use request::{Finished, Request};
 pub use runner::Runner;
 pub use scheduler::{Limits, Scheduler, SchedulerSnapshot, Statistics};
