@@ -36,6 +36,9 @@ pub enum ReportError {
 
     #[error("{}: cannot make JSON: {source}", path.display())]
     MakeJson { path: PathBuf, source: serde_json::Error },
+
+    #[error("{}, line {line}: {found}; remove the run's folder and run it again", path.display())]
+    BadRecord { path: PathBuf, line: u64, found: String },
 }
 
 impl ReportError {

@@ -13,6 +13,7 @@ mod json;
 pub mod parquet;
 mod settings;
 mod summary;
+pub mod sweep;
 pub mod tensorboard;
 
 pub use error::ReportError;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::float::{serialize as float, serialize_option as option_float};
+use super::float::{optional::serialize as option_float, serialize as float};
 use crate::base::{BlockId, RequestId, Step};
 use crate::gap::{Finding, FindingKind, Legs, Tally};
 

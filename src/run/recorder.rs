@@ -8,12 +8,14 @@ use anyhow::{anyhow, Result};
 use super::metrics;
 use super::progress::Progress;
 use super::session::{Comparison, Session};
-use crate::base::{Position, Step};
+use crate::base::{Position, RequestId, Step};
 use crate::config::{self, Config, Update};
 use crate::engine::Statistics;
-use crate::gap::{self, stats, Finding, Tally, Totals};
+use crate::gap::{self, stats, Finding, FindingKind, Tally, Totals};
 use crate::model::save_folder;
-use crate::report::html::{self, Page, StepPoint, WorstToken};
+use crate::report::html::{
+    self, BlockGap, Page, StepBlocks, StepPoint, Trace, TracedToken, WorstToken,
+};
 use crate::report::tensorboard::{FileName, SessionEnd, Writer, GAP_FIRST};
 use crate::report::{self, parquet, RunFolder, StepLog, Summary};
 use crate::rollout::Rollout;
@@ -37,8 +39,16 @@ pub(super) struct Recorder {
     points: Vec<StepPoint>,
     findings: Vec<Finding>,
     worst: Vec<WorstToken>,
+    worst_spike: Option<WorstSpike>,
     /// The engine's counts before the step, for what the step itself did.
     before: Statistics,
+}
+
+/// The step and the request of the largest gap so far.
+struct WorstSpike {
+    gap: f64,
+    blocks: StepBlocks,
+    trace: Trace,
 }
 
 /// Seconds of each part of a step, in order.
@@ -88,6 +98,7 @@ impl Recorder {
             points: Vec::new(),
             findings: Vec::new(),
             worst: Vec::new(),
+            worst_spike: None,
             before: session.engine.statistics(),
         })
     }
@@ -166,6 +177,14 @@ impl Recorder {
         self.worst.extend(found.map(|found| in_text(session, rollouts, found)));
         self.worst.sort_by(|a, b| b.found.gap.total_cmp(&a.found.gap));
         self.worst.truncate(WORST_KEPT);
+        let Some(worst) = gap::worst(&comparison.pairs, 1).into_iter().find(bad) else { return };
+        if self.worst_spike.as_ref().is_none_or(|known| worst.gap > known.gap) {
+            self.worst_spike = Some(WorstSpike {
+                gap: worst.gap,
+                blocks: step_blocks(session, comparison, rollouts),
+                trace: trace(session, comparison, worst.request),
+            });
+        }
     }
 
     /// Closes every file, whatever ended the loop, and says what the run was.
@@ -192,6 +211,8 @@ impl Recorder {
             points: &self.points,
             changes: &report::changes(&session.config, &defaults()),
             worst: &self.worst,
+            blocks: self.worst_spike.as_ref().map(|spike| &spike.blocks),
+            trace: self.worst_spike.as_ref().map(|spike| &spike.trace),
         };
         html::write(&self.folder.report(), &page)?;
         let fine = summary.error.is_none();
@@ -277,4 +298,38 @@ fn in_text(session: &Session, rollouts: &[Rollout], found: gap::WorstToken) -> W
         text: session.codec.decode(&tokens[at..=at]),
         after: session.codec.decode(&tokens[at + 1..]),
     }
+}
+
+/// The step's requests with recurrent state, each with its largest gap.
+fn step_blocks(session: &Session, comparison: &Comparison, rollouts: &[Rollout]) -> StepBlocks {
+    let stale = |request| {
+        let findings = comparison.findings.iter();
+        let mut stale = findings.filter(|finding| finding.kind == FindingKind::StaleState);
+        stale.any(|finding| finding.requests.contains(&request))
+    };
+    let one = |(rollout, sequence): (&Rollout, &gap::Sequence)| {
+        let lives = rollout.completion.lives.iter();
+        let block = lives.flat_map(|life| &life.state_blocks).map(|held| held.block).max()?;
+        let request = sequence.request;
+        Some(BlockGap { request, block, gap: sequence.gap()?, stale: stale(request) })
+    };
+    StepBlocks {
+        step: comparison.step,
+        num_blocks: session.engine.pool().num_blocks(),
+        first_wrapped: session.first_wrapped_block(),
+        floor: session.floor(),
+        requests: rollouts.iter().zip(&comparison.pairs.sequences).filter_map(one).collect(),
+    }
+}
+
+/// A request's tokens, each with its own text.
+fn trace(session: &Session, comparison: &Comparison, request: RequestId) -> Trace {
+    let sequences = &comparison.pairs.sequences;
+    let same = |sequence: &&gap::Sequence| sequence.request == request;
+    let sequence = sequences.iter().find(same).expect("the request is of this step");
+    let token = |&paired: &gap::PairedToken| TracedToken {
+        paired,
+        text: session.codec.decode(&[paired.token]),
+    };
+    Trace { request, tokens: sequence.tokens.iter().map(token).collect() }
 }

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::scale::{linear_ticks, LogScale, STRIP};
-use super::svg::{Svg, BOTTOM, TOP};
+use super::svg::{Plot, BOTTOM, TOP};
 use super::text::number;
 use super::StepPoint;
 
@@ -17,30 +17,30 @@ pub(super) fn gap(points: &[StepPoint], floor: Option<f64>) -> String {
     let nonfinite = marks.iter().any(|mark| mark.gap.is_some_and(|gap| !gap.is_finite()));
     let values = marks.iter().filter_map(|mark| mark.gap).chain(floor);
     let scale = LogScale::new(values, TOP + if nonfinite { STRIP } else { 0.0 }, 250.0 - BOTTOM);
-    let mut svg = start(250.0, "Largest gap of each step, nats", &marks);
-    svg.note(&format!("{}\u{25c6} spike   \u{25cb} other   - - floor", shared(&marks)));
+    let mut plot = start(250.0, "Largest gap of each step, nats", &marks);
+    plot.note(&format!("{}\u{25c6} spike   \u{25cb} other   - - floor", shared(&marks)));
     for (y, label) in scale.ticks() {
-        svg.grid(y, &label);
+        plot.grid(y, &label);
     }
     if nonfinite {
-        svg.label_left(TOP + 6.0, "NaN, inf");
+        plot.label_left(TOP + 6.0, "NaN, inf");
     }
     if let Some(floor) = floor.filter(|floor| floor.is_finite() && *floor >= 0.0) {
-        svg.dashed(scale.y(floor));
+        plot.dashed(scale.y(floor));
     }
     if !marks.is_empty() && marks.iter().all(|mark| mark.gap == Some(0.0)) {
-        svg.centered(scale.y(0.0) - 10.0, "exactly 0 at every step");
+        plot.centered(scale.y(0.0) - 10.0, "exactly 0 at every step");
     }
     let base = scale.y(0.0);
     for mark in &marks {
         let Some(gap) = mark.gap else { continue };
         let y = if gap.is_finite() { scale.y(gap) } else { TOP + 6.0 };
-        let x = svg.x(mark.step);
-        svg.stem(x, base, y);
+        let x = plot.x(mark.step);
+        plot.stem(x, base, y);
         let label = format!("step {}: {} nats", mark.step, number(gap));
-        svg.mark(x, y, mark.spike, &label);
+        plot.mark(x, y, mark.spike, &label);
     }
-    svg.finish()
+    plot.finish()
 }
 
 /// The mean reward of each step.
@@ -54,10 +54,10 @@ pub(super) fn reward(points: &[StepPoint]) -> String {
     let (low, high) = (ticks[0], ticks[ticks.len() - 1]);
     let (top, bottom) = (TOP + 4.0, 190.0 - BOTTOM);
     let y = |reward: f64| bottom - (reward - low) / (high - low) * (bottom - top);
-    let mut svg = start(190.0, "Mean reward of each step", &marks);
-    svg.note(&shared(&marks));
+    let mut plot = start(190.0, "Mean reward of each step", &marks);
+    plot.note(&shared(&marks));
     for &tick in &ticks {
-        svg.grid(y(tick), &number(tick));
+        plot.grid(y(tick), &number(tick));
     }
     let mut path = String::new();
     let mut pen_down = false;
@@ -67,26 +67,26 @@ pub(super) fn reward(points: &[StepPoint]) -> String {
             continue;
         };
         let verb = if pen_down { 'L' } else { 'M' };
-        write!(path, "{verb}{:.1} {:.1}", svg.x(mark.step), y(reward)).expect("a string grows");
+        write!(path, "{verb}{:.1} {:.1}", plot.x(mark.step), y(reward)).expect("a string grows");
         pen_down = true;
     }
-    svg.line(&path);
+    plot.line(&path);
     for mark in &marks {
         let Some(reward) = mark.reward else { continue };
-        let (x, label) = (svg.x(mark.step), format!("step {}: {}", mark.step, number(reward)));
+        let (x, label) = (plot.x(mark.step), format!("step {}: {}", mark.step, number(reward)));
         if !reward.is_finite() {
-            svg.cross(x, top, &label);
+            plot.cross(x, top, &label);
         } else if marks.len() <= 100 {
-            svg.dot(x, y(reward), &label);
+            plot.dot(x, y(reward), &label);
         }
     }
-    svg.finish()
+    plot.finish()
 }
 
-fn start(height: f64, title: &str, marks: &[Mark]) -> Svg {
+fn start(height: f64, title: &str, marks: &[Mark]) -> Plot {
     let first = marks.first().map_or(1, |mark| mark.step);
     let last = marks.last().map_or(1, |mark| mark.step);
-    Svg::new(height, title, first, last)
+    Plot::new(height, title, "step", first, last)
 }
 
 /// How many steps share a mark, if any do.

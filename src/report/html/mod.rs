@@ -1,9 +1,11 @@
 //! `report.html`: one file that explains a run on its first screen, without network or script.
 
+mod blocks;
 mod chart;
-mod scale;
-mod svg;
-mod text;
+pub(super) mod scale;
+pub(super) mod svg;
+pub(super) mod text;
+mod trace;
 
 use std::fmt::Write;
 use std::path::Path;
@@ -16,6 +18,9 @@ use crate::base::{LogProb, Position};
 use crate::gap::{self, Finding, StepGap};
 use text::{count, escape, number, optional, visible};
 
+pub use blocks::{BlockGap, StepBlocks};
+pub use trace::{Trace, TracedToken};
+
 /// What the page shows. The caller chooses; the page only draws, in the order given.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
@@ -26,6 +31,10 @@ pub struct Page<'a> {
     pub changes: &'a [Change],
     /// The worst first; ten fill the page.
     pub worst: &'a [WorstToken],
+    /// Of the step with the largest gap; absent without a spike.
+    pub blocks: Option<&'a StepBlocks>,
+    /// The request with the largest gap; absent without a spike.
+    pub trace: Option<&'a Trace>,
 }
 
 /// One step in the charts.
@@ -53,15 +62,11 @@ pub fn write(path: &Path, page: &Page<'_>) -> Result<(), ReportError> {
 }
 
 fn render(page: &Page<'_>) -> String {
-    let name = escape(&page.summary.name);
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>{name} · gapscope</title>\n<style>\n{style}</style>\n</head>\n<body>\n\
-         <header>\n<h1>{name}</h1>\n<p class=\"verdict\">{verdict}</p>\n{figures}</header>\n\
+    let body = format!(
+        "<header>\n<h1>{name}</h1>\n<p class=\"verdict\">{verdict}</p>\n{figures}</header>\n\
          <main>\n<div class=\"charts\">\n{gap}{reward}</div>\n\
-         <div class=\"side\">\n{findings}{changes}</div>\n{worst}</main>\n</body>\n</html>\n",
-        style = include_str!("style.css"),
+         <div class=\"side\">\n{findings}{changes}</div>\n{worst}{spike}</main>\n",
+        name = escape(&page.summary.name),
         verdict = verdict(page.summary),
         figures = figures(page.summary),
         gap = chart::gap(page.points, page.summary.floor),
@@ -69,7 +74,33 @@ fn render(page: &Page<'_>) -> String {
         findings = findings(&page.summary.findings),
         changes = changes(page.changes),
         worst = worst(page.worst),
+        spike = spike(page),
+    );
+    document(&page.summary.name, &body)
+}
+
+/// A whole page with its style, and nothing that is fetched.
+pub(super) fn document(name: &str, body: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n\
+         <title>{} · gapscope</title>\n<style>\n{}{}</style>\n</head>\n<body>\n\
+         {body}</body>\n</html>\n",
+        escape(name),
+        include_str!("style.css"),
+        include_str!("svg.css"),
     )
+}
+
+/// The worst spike step and the worst request from close by.
+fn spike(page: &Page<'_>) -> String {
+    let blocks = page.blocks.filter(|blocks| !blocks.requests.is_empty()).map(blocks::draw);
+    let trace = page.trace.map(|trace| trace::draw(trace, page.summary.floor));
+    let charts: String = blocks.into_iter().chain(trace).collect();
+    if charts.is_empty() {
+        return charts;
+    }
+    format!("<section class=\"wide\">\n<h2>The worst spike</h2>\n<div class=\"charts\">\n{charts}</div>\n</section>\n")
 }
 
 /// The run in one sentence, of facts only.
@@ -187,7 +218,7 @@ fn setting(value: &Value) -> String {
 }
 
 /// With as many digits as tell an f32 from its neighbours: gaps of one ulp are shown too.
-fn nats(logp: LogProb) -> String {
+pub(super) fn nats(logp: LogProb) -> String {
     match logp.is_finite() {
         true => logp.get().to_string().replace('-', "\u{2212}"),
         false => number(f64::from(logp.get())),

@@ -1,11 +1,11 @@
 //! Where values stand on the charts' axes, and which of them are labelled.
 
 /// Height of the strip that sets 0 (below) or non-finite values (above) apart from a log axis.
-pub(super) const STRIP: f64 = 20.0;
+pub(in crate::report) const STRIP: f64 = 20.0;
 
 /// Whole decades over a line for 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct LogScale {
+pub(in crate::report) struct LogScale {
     low: i32,
     high: i32,
     top: f64,
@@ -14,7 +14,7 @@ pub(super) struct LogScale {
 
 impl LogScale {
     /// Holds every finite positive value; without any, the decades in which f32 gaps usually are.
-    pub(super) fn new(values: impl Iterator<Item = f64>, top: f64, bottom: f64) -> Self {
+    pub(in crate::report) fn new(values: impl Iterator<Item = f64>, top: f64, bottom: f64) -> Self {
         let logs = values.filter(|v| *v > 0.0 && v.is_finite()).map(f64::log10);
         let (low, high) = logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), log| {
             (low.min(log.floor()), high.max(log.ceil()))
@@ -27,25 +27,37 @@ impl LogScale {
     }
 
     /// 0 is at the very bottom, everything else at least a strip above it.
-    pub(super) fn y(&self, value: f64) -> f64 {
+    pub(in crate::report) fn y(&self, value: f64) -> f64 {
         if value == 0.0 {
             return self.bottom;
         }
-        let share = (value.log10() - f64::from(self.low)) / f64::from(self.high - self.low);
         let lowest = self.bottom - STRIP;
-        lowest - share * (lowest - self.top)
+        lowest - self.share(value) * (lowest - self.top)
+    }
+
+    /// Where a positive value stands among the decades, 0 to 1.
+    pub(in crate::report) fn share(&self, value: f64) -> f64 {
+        (value.log10() - f64::from(self.low)) / f64::from(self.high - self.low)
+    }
+
+    /// The whole decades, lowest and highest.
+    pub(in crate::report) fn decades(&self) -> (i32, i32) {
+        (self.low, self.high)
     }
 
     /// 0 and at most nine decades.
-    pub(super) fn ticks(&self) -> Vec<(f64, String)> {
+    pub(in crate::report) fn ticks(&self) -> Vec<(f64, String)> {
         let every = (self.high - self.low).div_euclid(9) + 1;
         let decades = (self.low..=self.high).rev().step_by(every as usize);
-        let mut ticks: Vec<_> = decades
-            .map(|decade| (self.y(10_f64.powi(decade)), format!("10{}", superscript(decade))))
-            .collect();
+        let mut ticks: Vec<_> =
+            decades.map(|decade| (self.y(10_f64.powi(decade)), power_of_ten(decade))).collect();
         ticks.push((self.bottom, "0".to_owned()));
         ticks
     }
+}
+
+pub(in crate::report) fn power_of_ten(decade: i32) -> String {
+    format!("10{}", superscript(decade))
 }
 
 fn superscript(number: i32) -> String {
@@ -60,7 +72,7 @@ fn superscript(number: i32) -> String {
 }
 
 /// Three to seven round numbers that enclose [low, high]; 0 to 1 where there is nothing to enclose.
-pub(super) fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
+pub(in crate::report) fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
     let (low, high) = match (low, high) {
         (low, high) if low > high => (0.0, 1.0),
         (low, high) if low == high => {
@@ -77,7 +89,7 @@ pub(super) fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
 }
 
 /// Round step numbers within [first, last].
-pub(super) fn step_ticks(first: u64, last: u64) -> Vec<u64> {
+pub(in crate::report) fn step_ticks(first: u64, last: u64) -> Vec<u64> {
     let span = last - first;
     let mut every = 1_u64;
     for factor in [2, 5, 10].into_iter().cycle().take(60) {

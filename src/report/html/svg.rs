@@ -1,21 +1,27 @@
-//! One chart's SVG, element by element, and its x axis of steps.
+//! One chart's SVG, element by element, and the frame of those whose x axis counts something.
 
 use std::fmt::Write;
 
 use super::scale::step_ticks;
+use super::text::{escape, plain};
 
-const WIDTH: f64 = 880.0;
-const LEFT: f64 = 58.0;
-const RIGHT: f64 = 14.0;
-/// Room for the title, and for the labels of the x axis.
-pub(super) const TOP: f64 = 26.0;
-pub(super) const BOTTOM: f64 = 30.0;
+/// What a spike is drawn with; in black and white its shape says the same.
+pub(in crate::report) const RED: &str = "#a3140b";
 
-pub(super) struct Svg {
+/// A picture that grows. Every text is made visible and escaped here.
+pub(in crate::report) struct Svg {
     body: String,
+    width: f64,
     height: f64,
-    first: u64,
-    last: u64,
+    title: String,
+}
+
+/// Which end of a text stands at its x.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::report) enum Anchor {
+    Start,
+    Middle,
+    End,
 }
 
 macro_rules! draw {
@@ -25,127 +31,225 @@ macro_rules! draw {
 }
 
 impl Svg {
-    pub(super) fn new(height: f64, title: &str, first: u64, last: u64) -> Self {
-        let mut svg = Self { body: String::new(), height, first, last };
-        draw!(
-            svg,
-            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">\n\
-             <text class=\"title\" x=\"0\" y=\"12\">{title}</text>"
-        );
-        let bottom = height - BOTTOM;
-        for step in step_ticks(first, last) {
-            let x = svg.x(step);
-            draw!(
-                svg,
-                "<path d=\"M{x:.1} {bottom}v4\" stroke=\"#111\"/>\
-                 <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{step}</text>",
-                bottom + 15.0
-            );
-        }
-        draw!(
-            svg,
-            "<text class=\"quiet\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">step</text>",
-            LEFT - 8.0,
-            bottom + 15.0
-        );
+    pub(in crate::report) fn new(width: f64, height: f64, title: &str) -> Self {
+        let mut svg = Self { body: String::new(), width, height, title: title.to_owned() };
+        svg.text(0.0, 12.0, Anchor::Start, "title", title);
         svg
     }
 
-    pub(super) fn x(&self, step: u64) -> f64 {
+    /// One line; `class` is one of svg.css, or empty.
+    pub(in crate::report) fn text(
+        &mut self,
+        x: f64,
+        y: f64,
+        anchor: Anchor,
+        class: &str,
+        text: &str,
+    ) {
+        let anchor = match anchor {
+            Anchor::Start => "",
+            Anchor::Middle => " text-anchor=\"middle\"",
+            Anchor::End => " text-anchor=\"end\"",
+        };
+        let class = if class.is_empty() { String::new() } else { format!(" class=\"{class}\"") };
+        let space = if text.contains("  ") { " xml:space=\"preserve\"" } else { "" };
+        let text = escape(&plain(text));
+        draw!(self, "<text{class} x=\"{x:.1}\" y=\"{y:.1}\"{anchor}{space}>{text}</text>");
+    }
+
+    /// A line of text that reads downwards from (x, y).
+    pub(in crate::report) fn text_down(&mut self, x: f64, y: f64, class: &str, text: &str) {
+        let text = escape(&plain(text));
+        draw!(
+            self,
+            "<text class=\"{class}\" transform=\"translate({x:.1} {y:.1}) rotate(90)\">{text}</text>"
+        );
+    }
+
+    /// `style` is attributes; the label shows under the pointer.
+    pub(in crate::report) fn path(&mut self, d: &str, style: &str, label: &str) {
+        draw!(self, "<path d=\"{d}\" {style}>{}</path>", tooltip(label));
+    }
+
+    pub(in crate::report) fn rect(&mut self, [x, y, w, h]: [f64; 4], style: &str, label: &str) {
+        draw!(
+            self,
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" {style}>{}</rect>",
+            tooltip(label)
+        );
+    }
+
+    pub(in crate::report) fn circle(&mut self, x: f64, y: f64, r: f64, style: &str, label: &str) {
+        draw!(
+            self,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{r:.1}\" {style}>{}</circle>",
+            tooltip(label)
+        );
+    }
+
+    pub(in crate::report) fn diamond(&mut self, x: f64, y: f64, r: f64, style: &str, label: &str) {
+        let d = format!("M{x:.1} {:.1}l{r:.1} {r:.1}l-{r:.1} {r:.1}l-{r:.1} -{r:.1}z", y - r);
+        self.path(&d, style, label);
+    }
+
+    pub(in crate::report) fn cross(&mut self, x: f64, y: f64, r: f64, label: &str) {
+        let (left, top, side) = (x - r, y - r, 2.0 * r);
+        let d =
+            format!("M{left:.1} {top:.1}l{side:.1} {side:.1}m0 -{side:.1}l-{side:.1} {side:.1}");
+        self.path(&d, &format!("fill=\"none\" stroke=\"{RED}\" stroke-width=\"2\""), label);
+    }
+
+    /// Slanted lines over a rectangle, for what was not measured.
+    pub(in crate::report) fn hatch(&mut self, [x, y, w, h]: [f64; 4], label: &str) {
+        const GAP: f64 = 6.0;
+        let mut d = String::new();
+        // Each line starts on the left or the lower edge and ends on the upper or the right one.
+        let lines = ((w + h) / GAP) as usize;
+        for along in (1..=lines).map(|i| i as f64 * GAP - GAP / 2.0) {
+            let (x0, y0) = if along < h { (0.0, along) } else { (along - h, h) };
+            let (x1, y1) = if along < w { (along, 0.0) } else { (w, along - w) };
+            write!(d, "M{:.1} {:.1}L{:.1} {:.1}", x + x0, y + y0, x + x1, y + y1)
+                .expect("a string grows");
+        }
+        self.rect([x, y, w, h], "fill=\"#f4f4f4\"", label);
+        self.path(&d, "stroke=\"#aaa\" stroke-width=\"0.8\" pointer-events=\"none\"", "");
+    }
+
+    /// As an element of a page that has svg.css.
+    pub(in crate::report) fn into_element(self) -> String {
+        format!("<svg {}>\n{}</svg>\n", self.attributes(), self.body)
+    }
+
+    /// As a file of its own.
+    pub(in crate::report) fn into_file(self) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" {}>\n<style>\n\
+             {}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}</svg>\n",
+            self.width,
+            self.height,
+            self.attributes(),
+            include_str!("svg.css"),
+            self.body
+        )
+    }
+
+    fn attributes(&self) -> String {
+        let (width, height) = (self.width, self.height);
+        let title = escape(&plain(&self.title));
+        format!("viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{title}\"")
+    }
+}
+
+fn tooltip(label: &str) -> String {
+    if label.is_empty() {
+        String::new()
+    } else {
+        format!("<title>{}</title>", escape(&plain(label)))
+    }
+}
+
+const WIDTH: f64 = 880.0;
+const LEFT: f64 = 58.0;
+const RIGHT: f64 = 14.0;
+/// Room for the title, and for the labels of the x axis.
+pub(super) const TOP: f64 = 26.0;
+pub(super) const BOTTOM: f64 = 30.0;
+
+/// A chart over whole numbers from `first` to `last`.
+pub(super) struct Plot {
+    pub svg: Svg,
+    bottom: f64,
+    first: u64,
+    last: u64,
+}
+
+impl Plot {
+    /// An empty frame of that height; `axis` names what the x axis counts.
+    pub(super) fn new(height: f64, title: &str, axis: &str, first: u64, last: u64) -> Self {
+        let mut plot = Self::bare(height, height - BOTTOM, title, first, last);
+        for tick in step_ticks(first, last) {
+            let x = plot.x(tick);
+            plot.tick(x);
+            plot.svg.text(x, plot.bottom + 15.0, Anchor::Middle, "", &tick.to_string());
+        }
+        plot.svg.text(LEFT - 8.0, plot.bottom + 15.0, Anchor::End, "quiet", axis);
+        plot
+    }
+
+    /// Without any label under the x axis, which is at `bottom`.
+    pub(super) fn bare(height: f64, bottom: f64, title: &str, first: u64, last: u64) -> Self {
+        Self { svg: Svg::new(WIDTH, height, title), bottom, first, last }
+    }
+
+    pub(super) fn x(&self, at: u64) -> f64 {
         let (left, width) = (LEFT + 8.0, WIDTH - LEFT - RIGHT - 16.0);
         if self.first == self.last {
             return left + width / 2.0;
         }
-        left + (step - self.first) as f64 / (self.last - self.first) as f64 * width
+        left + (at - self.first) as f64 / (self.last - self.first) as f64 * width
+    }
+
+    pub(super) fn tick(&mut self, x: f64) {
+        self.svg.path(&format!("M{x:.1} {}v4", self.bottom), "stroke=\"#111\"", "");
     }
 
     /// Small print at the right of the title.
     pub(super) fn note(&mut self, text: &str) {
-        let x = WIDTH - RIGHT;
-        draw!(
-            self,
-            "<text class=\"quiet\" x=\"{x}\" y=\"12\" text-anchor=\"end\" \
-             xml:space=\"preserve\">{text}</text>"
-        );
+        self.svg.text(WIDTH - RIGHT, 12.0, Anchor::End, "quiet", text);
     }
 
     pub(super) fn centered(&mut self, y: f64, text: &str) {
-        let x = (LEFT + WIDTH - RIGHT) / 2.0;
-        draw!(self, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{text}</text>");
+        self.svg.text((LEFT + WIDTH - RIGHT) / 2.0, y, Anchor::Middle, "", text);
     }
 
     pub(super) fn label_left(&mut self, y: f64, label: &str) {
-        draw!(
-            self,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
-            LEFT - 8.0,
-            y + 4.0
-        );
+        self.svg.text(LEFT - 8.0, y + 4.0, Anchor::End, "", label);
     }
 
     pub(super) fn grid(&mut self, y: f64, label: &str) {
-        let strong = (y - (self.height - BOTTOM)).abs() < 0.01;
+        let strong = (y - self.bottom).abs() < 0.01;
         let stroke = if strong { "#111" } else { "#ddd" };
-        draw!(self, "<path d=\"M{LEFT} {y:.1}H{}\" stroke=\"{stroke}\"/>", WIDTH - RIGHT);
+        self.across(y, &format!("stroke=\"{stroke}\""));
         self.label_left(y, label);
     }
 
     pub(super) fn dashed(&mut self, y: f64) {
-        draw!(
-            self,
-            "<path d=\"M{LEFT} {y:.1}H{}\" stroke=\"#111\" stroke-dasharray=\"6 4\"/>",
-            WIDTH - RIGHT
-        );
+        self.across(y, "stroke=\"#111\" stroke-dasharray=\"6 4\"");
+    }
+
+    fn across(&mut self, y: f64, style: &str) {
+        self.svg.path(&format!("M{LEFT} {y:.1}H{}", WIDTH - RIGHT), style, "");
     }
 
     pub(super) fn stem(&mut self, x: f64, from: f64, to: f64) {
         if from != to {
-            draw!(self, "<path d=\"M{x:.1} {from:.1}V{to:.1}\" stroke=\"#999\"/>");
+            self.svg.path(&format!("M{x:.1} {from:.1}V{to:.1}"), "stroke=\"#999\"", "");
         }
     }
 
     pub(super) fn line(&mut self, path: &str) {
         if !path.is_empty() {
-            draw!(self, "<path d=\"{path}\" fill=\"none\" stroke=\"#111\" stroke-width=\"1.5\"/>");
+            self.svg.path(path, "fill=\"none\" stroke=\"#111\" stroke-width=\"1.5\"", "");
         }
     }
 
     pub(super) fn mark(&mut self, x: f64, y: f64, spike: bool, label: &str) {
         if spike {
-            draw!(
-                self,
-                "<path d=\"M{x:.1} {:.1}l5 5l-5 5l-5 -5z\" fill=\"#a3140b\">\
-                 <title>{label}</title></path>",
-                y - 5.0
-            );
+            self.svg.diamond(x, y, 5.0, &format!("fill=\"{RED}\""), label);
         } else {
-            draw!(
-                self,
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"#fff\" stroke=\"#111\">\
-                 <title>{label}</title></circle>"
-            );
+            self.svg.circle(x, y, 3.0, "fill=\"#fff\" stroke=\"#111\"", label);
         }
     }
 
     pub(super) fn dot(&mut self, x: f64, y: f64, label: &str) {
-        draw!(
-            self,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\"><title>{label}</title></circle>"
-        );
+        self.svg.circle(x, y, 2.5, "", label);
     }
 
     pub(super) fn cross(&mut self, x: f64, y: f64, label: &str) {
-        draw!(
-            self,
-            "<path d=\"M{:.1} {:.1}l8 8m0 -8l-8 8\" stroke=\"#a3140b\" stroke-width=\"2\">\
-             <title>{label}</title></path>",
-            x - 4.0,
-            y - 4.0
-        );
+        self.svg.cross(x, y, 4.0, label);
     }
 
-    pub(super) fn finish(mut self) -> String {
-        self.body += "</svg>\n";
-        self.body
+    pub(super) fn finish(self) -> String {
+        self.svg.into_element()
     }
 }

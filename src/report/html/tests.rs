@@ -79,7 +79,24 @@ fn page_of(summary: &Summary) -> String {
         value: json!(22),
         default: Some(json!("<64>")),
     };
-    render(&Page { summary, points: &[point], changes: &[change], worst: &[worst_token()] })
+    let request = RequestId::new(12, 0, 3);
+    let blocks = StepBlocks {
+        step: Step::new(12),
+        num_blocks: 1441,
+        first_wrapped: Some(BlockId::new(1366)),
+        floor: 0.0,
+        requests: vec![BlockGap { request, block: BlockId::new(1366), gap: 8.25, stale: false }],
+    };
+    let worst = worst_token();
+    let token = TracedToken { paired: worst.found.paired, text: "<i>".to_owned() };
+    render(&Page {
+        summary,
+        points: &[point],
+        changes: &[change],
+        worst: &[worst],
+        blocks: Some(&blocks),
+        trace: Some(&Trace { request, tokens: vec![token] }),
+    })
 }
 
 #[test]
@@ -98,6 +115,9 @@ fn the_page_says_what_happened_and_shows_every_text_as_text() {
         "<i>U+202E</i>&amp;",
         "step 12: 8.25 nats",
         "<td class=\"n\">\u{2212}inf</td>",
+        "first block whose address wraps: 1366",
+        "Request s12.p0.r3: wrong from its first token on",
+        "&lt;i&gt;",
     ] {
         assert!(html.contains(expect), "{expect}\n{html}");
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 /// Text as HTML shows it literally, in content and in quoted attributes.
-pub(super) fn escape(text: &str) -> String {
+pub(in crate::report) fn escape(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     text.chars().for_each(|c| push_escaped(&mut html, c));
     html
@@ -11,24 +11,41 @@ pub(super) fn escape(text: &str) -> String {
 
 /// As [`escape`], with every character that would be invisible or move its neighbours spelled
 /// out: models emit any bytes, and these are what one looks for.
-pub(super) fn visible(text: &str) -> String {
+pub(in crate::report) fn visible(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for c in text.chars() {
-        match c {
-            '\0' => html += "<i>\\0</i>",
-            '\t' => html += "<i>\\t</i>",
-            '\n' => html += "<i>\\n</i>",
-            '\r' => html += "<i>\\r</i>",
-            c if c.is_ascii_control() => {
-                write!(html, "<i>\\x{:02x}</i>", u32::from(c)).expect("a string grows");
-            }
-            c if is_hidden(c) => {
-                write!(html, "<i>U+{:04X}</i>", u32::from(c)).expect("a string grows");
-            }
-            c => push_escaped(&mut html, c),
+        match spelled(c) {
+            Some(name) => write!(html, "<i>{name}</i>").expect("a string grows"),
+            None => push_escaped(&mut html, c),
         }
     }
     html
+}
+
+/// As [`visible`], but text alone and not yet escaped: charts have no markup in their labels.
+pub(in crate::report) fn plain(text: &str) -> String {
+    text.chars().map(|c| spelled(c).unwrap_or_else(|| c.to_string())).collect()
+}
+
+/// At most so many characters, the last one an ellipsis where the text is longer.
+pub(in crate::report) fn shorten(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(chars.saturating_sub(1)).chain(['\u{2026}']).collect(),
+    }
+}
+
+/// The name of a character that cannot be seen.
+fn spelled(c: char) -> Option<String> {
+    match c {
+        '\0' => Some("\\0".to_owned()),
+        '\t' => Some("\\t".to_owned()),
+        '\n' => Some("\\n".to_owned()),
+        '\r' => Some("\\r".to_owned()),
+        c if c.is_ascii_control() => Some(format!("\\x{:02x}", u32::from(c))),
+        c if is_hidden(c) => Some(format!("U+{:04X}", u32::from(c))),
+        _ => None,
+    }
 }
 
 fn push_escaped(html: &mut String, c: char) {
@@ -56,12 +73,12 @@ fn is_hidden(c: char) -> bool {
 }
 
 /// An absent number is a dash.
-pub(super) fn optional(value: Option<f64>) -> String {
+pub(in crate::report) fn optional(value: Option<f64>) -> String {
     value.map_or("–".to_owned(), number)
 }
 
 /// Four significant digits; exact where the number is 0, and never 0 where it is not.
-pub(super) fn number(value: f64) -> String {
+pub(in crate::report) fn number(value: f64) -> String {
     let magnitude = value.abs();
     if value == 0.0 {
         "0".to_owned()
@@ -82,7 +99,7 @@ pub(super) fn number(value: f64) -> String {
 }
 
 /// With commas between thousands.
-pub(super) fn count(value: u64) -> String {
+pub(in crate::report) fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -116,6 +133,12 @@ mod tests {
             ("é 数 \u{fffd} 😀", "é 数 \u{fffd} 😀"),
         ] {
             assert_eq!(visible(text), expect);
+            let tagless = expect.replace("<i>", "").replace("</i>", "");
+            assert_eq!(escape(&plain(text)), tagless);
+        }
+        for (text, expect) in [("", ""), ("abc", "abc"), ("abcd", "ab\u{2026}"), ("ééé", "ééé")]
+        {
+            assert_eq!(shorten(text, 3), expect);
         }
     }
 

@@ -10,7 +10,7 @@ use tensorboard_proto::tensor::TensorProto;
 use tensorboard_proto::tensor_shape::TensorShapeProto_Dim;
 use tensorboard_proto::types::DataType;
 
-use super::SessionEnd;
+use super::{Image, SessionEnd};
 
 const HISTOGRAM_BUCKETS: usize = 30;
 
@@ -19,6 +19,7 @@ const HISTOGRAM_BUCKETS: usize = 30;
 const DATA_CLASS_FIELD: u32 = 4;
 const SCALAR: u64 = 1;
 const TENSOR: u64 = 2;
+const BLOB: u64 = 3;
 
 /// A tag and what it means.
 #[derive(Clone, Copy)]
@@ -46,10 +47,23 @@ pub(super) fn strings(
     cells: Vec<Vec<u8>>,
 ) -> Summary_Value {
     let mut message = described(about, plugin, Vec::new(), TENSOR);
+    message.set_tensor(string_tensor(shape, cells));
+    message
+}
+
+/// Width, height, and the file.
+pub(super) fn image(about: About<'_>, image: &Image) -> Summary_Value {
+    let side = |pixels: u32| pixels.to_string().into_bytes();
+    let cells = vec![side(image.width), side(image.height), image.png.clone()];
+    let mut message = described(about, "images", Vec::new(), BLOB);
+    message.set_tensor(string_tensor(&[3], cells));
+    message
+}
+
+fn string_tensor(shape: &[i64], cells: Vec<Vec<u8>>) -> TensorProto {
     let mut tensor = tensor(DataType::DT_STRING, shape);
     tensor.set_string_val(cells.into());
-    message.set_tensor(tensor);
-    message
+    tensor
 }
 
 pub(super) fn text(about: About<'_>, markdown: &str) -> Summary_Value {

@@ -31,6 +31,16 @@ pub enum SessionEnd {
     Failure,
 }
 
+/// An encoded picture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// A PNG file.
+    pub png: Vec<u8>,
+    /// Pixels.
+    pub width: u32,
+    pub height: u32,
+}
+
 /// One event file. Wall times are seconds since 1970 and come from the caller, as steps do.
 ///
 /// Nothing reaches the file before [`Writer::flush`]. Within a file the steps of a tag rise
@@ -113,6 +123,19 @@ impl Writer {
         values: &[f64],
     ) -> Result<(), ReportError> {
         let value = message::histogram(About { tag, description }, values);
+        self.summary(signed(step)?, wall_time_s, vec![value])
+    }
+
+    /// A picture.
+    pub fn image(
+        &mut self,
+        step: Step,
+        wall_time_s: f64,
+        tag: &str,
+        description: &str,
+        image: &Image,
+    ) -> Result<(), ReportError> {
+        let value = message::image(About { tag, description }, image);
         self.summary(signed(step)?, wall_time_s, vec![value])
     }
 

@@ -1,0 +1,159 @@
+//! What a sweep leaves: a table, the same as JSON, the spike map, and a page that explains it.
+//!
+//! All of it is made anew from the points' own folders after every point, so that a sweep that was
+//! interrupted and resumed ends with the same bytes as one that was not.
+
+mod csv;
+mod first_spike;
+mod json;
+mod map;
+mod map_png;
+mod map_svg;
+mod page;
+mod saved;
+#[cfg(test)]
+mod testing;
+mod victims;
+mod words;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::disk::write_atomic;
+use super::{write_json, ReportError};
+use crate::base::Step;
+
+pub use map_png::spike_map_png;
+pub use saved::{read_steps, read_summary, SavedFinding, SavedSummary, StepGapRow};
+
+/// A sweep as far as it has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Sweep<'a> {
+    pub name: &'a str,
+    /// Dotted keys that vary, in the order of the file.
+    pub axes: &'a [String],
+    pub points: &'a [SweepPoint],
+}
+
+/// One point: what was set, what was predicted, what came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SweepPoint {
+    /// The knobs, such as `rollouts_per_prompt=8,gpu_memory_utilization=0.9`; also the name of its
+    /// folder.
+    pub name: String,
+    /// Dotted keys and their values.
+    pub set: Vec<(String, Value)>,
+    /// As planned; a run may end earlier.
+    pub steps: u64,
+    pub predicted: Prediction,
+    pub outcome: Outcome,
+}
+
+/// What replaying scheduler and pool says of a point before it runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Prediction {
+    /// In rising order.
+    pub spike_steps: Vec<Step>,
+    pub closed_form: Option<ClosedForm>,
+    pub num_blocks: u64,
+    pub first_wrapped_block: Option<u64>,
+    #[serde(serialize_with = "super::float::serialize")]
+    pub blocks_per_step: f64,
+    #[serde(serialize_with = "super::float::serialize")]
+    pub laps: f64,
+    /// Whether completions have a fixed length; where they may end early the replay is a guess.
+    pub exact: bool,
+    /// Why there is no prediction; all else is then without meaning.
+    pub error: Option<String>,
+}
+
+/// The period of a pool that is gone through in a ring, on paper.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClosedForm {
+    /// Threshold block over blocks a step; the spike falls in the step that this rounds up to.
+    #[serde(serialize_with = "super::float::serialize")]
+    pub first_spike_step: f64,
+    /// Usable blocks over blocks a step.
+    #[serde(serialize_with = "super::float::serialize")]
+    pub period: f64,
+    /// First and last step of each.
+    pub windows: Vec<(Step, Step)>,
+}
+
+/// What came of a point.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Pending,
+    /// Why it could not be run.
+    Failed(String),
+    /// The run's own account; `gaps` in rising order of steps.
+    Done {
+        summary: SavedSummary,
+        gaps: Vec<StepGapRow>,
+    },
+}
+
+/// Writes `sweep.csv`, `sweep.json`, `spike_map.svg` and `report.html` into the sweep's folder, each
+/// atomically. The texts in the page are read from `points/*/`.
+pub fn write_sweep(folder: &Path, sweep: &Sweep) -> Result<(), ReportError> {
+    write_atomic(&folder.join("sweep.csv"), csv::table(sweep).as_bytes())?;
+    write_json(&folder.join("sweep.json"), &json::document(sweep))?;
+    write_atomic(&folder.join("spike_map.svg"), map_svg::draw(sweep).into_file().as_bytes())?;
+    let page = page::render(sweep, &victims::find(folder, sweep));
+    write_atomic(&folder.join("report.html"), page.as_bytes())
+}
+
+/// Where a point's run lies in the sweep's folder.
+#[must_use]
+pub fn point_folder(folder: &Path, name: &str) -> PathBuf {
+    folder.join("points").join(name)
+}
+
+impl SweepPoint {
+    /// The run's account; `None` before there is one.
+    #[must_use]
+    pub fn summary(&self) -> Option<&SavedSummary> {
+        match &self.outcome {
+            Outcome::Done { summary, .. } => Some(summary),
+            Outcome::Pending | Outcome::Failed(_) => None,
+        }
+    }
+
+    /// The prediction where there is one.
+    #[must_use]
+    pub fn prediction(&self) -> Option<&Prediction> {
+        self.predicted.error.is_none().then_some(&self.predicted)
+    }
+
+    /// Whether the steps that ran spiked exactly where the replay says; `None` where one of the two
+    /// is missing.
+    #[must_use]
+    pub fn as_predicted(&self) -> Option<bool> {
+        let (summary, prediction) = (self.summary()?, self.prediction()?);
+        let ran = prediction.spike_steps.iter().filter(|step| step.get() <= summary.steps_done);
+        Some(ran.eq(&summary.spike_steps))
+    }
+
+    /// Why the point failed, or ended before its last step.
+    fn error(&self) -> Option<&str> {
+        match &self.outcome {
+            Outcome::Pending => None,
+            Outcome::Failed(error) => Some(error),
+            Outcome::Done { summary, .. } => summary.error.as_deref(),
+        }
+    }
+
+    fn gaps(&self) -> &[StepGapRow] {
+        match &self.outcome {
+            Outcome::Done { gaps, .. } => gaps,
+            Outcome::Pending | Outcome::Failed(_) => &[],
+        }
+    }
+
+    /// The value of a knob; `null` where the point does not set it.
+    fn value(&self, key: &str) -> &Value {
+        self.set.iter().find(|(name, _)| name == key).map_or(&Value::Null, |(_, value)| value)
+    }
+}
