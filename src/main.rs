@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 
 use gapscope::config::{self, Config};
 use gapscope::model::{save_preset, Preset};
-use gapscope::run;
+use gapscope::run::{self, SweepFile};
 
 #[derive(Parser)]
 #[command(version, about, propagate_version = true)]
@@ -29,6 +29,20 @@ enum Command {
         out: Option<PathBuf>,
         /// Print the resolved knobs and what they come to, and stop
         #[arg(long)]
+        dry_run: bool,
+    },
+    /// One run a point of the file's [sweep], with a table and a chart rewritten after each
+    Sweep {
+        #[command(flatten)]
+        experiment: Experiment,
+        /// Where the sweep goes [default: runs/NAME]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Go on with a sweep that was interrupted: points that are done stay
+        #[arg(long)]
+        resume: bool,
+        /// Print every point and the spikes it is predicted to have, and stop
+        #[arg(long, conflicts_with = "resume")]
         dry_run: bool,
     },
     /// Throughput of generate, score and train
@@ -60,6 +74,10 @@ struct Experiment {
 impl Experiment {
     fn load(&self) -> Result<Config> {
         Ok(config::load(&self.file, &self.set)?)
+    }
+
+    fn sweep(&self) -> SweepFile<'_> {
+        SweepFile { path: &self.file, set: &self.set }
     }
 }
 
@@ -128,12 +146,16 @@ fn execute(command: Command) -> Result<String> {
         Command::Run { experiment, out, dry_run: false } => {
             let config = experiment.load()?;
             if config.sweep.is_some() {
-                let note = "note: [sweep] is not read here: this runs the file's own point";
+                let note = "note: [sweep] is for `gapscope sweep`: this runs the file's own point";
                 let _ = writeln!(io::stderr(), "{note}");
             }
             let out = out.unwrap_or_else(|| PathBuf::from("runs").join(&config.name));
             let summary = run::run(&config, &out)?;
             format!("{summary}\nreport: {}\n", out.join("report.html").display())
+        }
+        Command::Sweep { experiment, dry_run: true, .. } => run::plan_sweep(experiment.sweep())?,
+        Command::Sweep { experiment, out, resume, .. } => {
+            run::sweep(experiment.sweep(), out.as_deref(), resume)?
         }
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,
         Command::Model(Model::Inspect { model, set }) => {

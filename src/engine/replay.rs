@@ -110,7 +110,8 @@ impl Replay {
     ) -> Result<Vec<Forecast>, EngineError> {
         let ids: Vec<RequestId> = requests.iter().map(|request| request.id).collect();
         for request in requests {
-            if let Err(error) = self.scheduler.add(GenerationRequest { ignore_eos: true, ..request })
+            if let Err(error) =
+                self.scheduler.add(GenerationRequest { ignore_eos: true, ..request })
             {
                 ids.iter().for_each(|id| {
                     self.scheduler.abort(*id);
@@ -173,8 +174,7 @@ impl Replay {
 fn sampled(batch: &StepBatch) -> Vec<Option<SampledToken>> {
     let mut sampled = vec![None; batch.rows.len()];
     for (index, row) in batch.rows.iter().enumerate().filter(|(_, row)| row.samples) {
-        sampled[row.plan_index] =
-            Some(batch.sampled(index, TokenId::new(0), LogProb::new(0.0)));
+        sampled[row.plan_index] = Some(batch.sampled(index, TokenId::new(0), LogProb::new(0.0)));
     }
     sampled
 }

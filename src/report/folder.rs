@@ -19,33 +19,51 @@ const FILES: [&str; 7] = [
     "report.html",
 ];
 /// The folders of files that a run writes.
-const FOLDERS: [&str; 4] = ["rollouts", "tokens", "tb", "checkpoints"];
+const FOLDERS: [&str; 3] = ["rollouts", "tokens", "checkpoints"];
+/// TensorBoard's files, where they stay within the run.
+const TENSORBOARD: &str = "tb";
 
 /// One run's folder. It owns every path in it, so that writers and readers cannot disagree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunFolder {
     root: PathBuf,
+    tensorboard: PathBuf,
 }
 
 impl RunFolder {
     /// Makes the folder and those in it. A folder that holds a run is refused; other files in it
     /// are left alone.
     pub fn create(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
-        let folder = Self { root: root.into() };
-        if let Some(file) = FILES.into_iter().find(|file| folder.root.join(file).exists()) {
-            return Err(ReportError::RunExists { folder: folder.root, file });
-        }
-        let used = |part: &&str| {
-            fs::read_dir(folder.root.join(part)).is_ok_and(|mut files| files.next().is_some())
+        Self::named(root.into()).make()
+    }
+
+    /// As [`Self::create`], with TensorBoard's files in a folder of their own: TensorBoard calls a
+    /// run by the path of its folder.
+    pub fn create_beside(root: &Path, tensorboard: &Path) -> Result<Self, ReportError> {
+        let folder = Self { root: root.to_owned(), tensorboard: tensorboard.to_owned() };
+        folder.make()
+    }
+
+    fn named(root: PathBuf) -> Self {
+        let tensorboard = root.join(TENSORBOARD);
+        Self { root, tensorboard }
+    }
+
+    fn make(self) -> Result<Self, ReportError> {
+        let mut parts = FOLDERS.map(|part| (part, self.root.join(part))).to_vec();
+        parts.push((TENSORBOARD, self.tensorboard.clone()));
+        let used = |(_, path): &&(&'static str, PathBuf)| {
+            fs::read_dir(path).is_ok_and(|mut files| files.next().is_some())
         };
-        if let Some(file) = FOLDERS.into_iter().find(used) {
-            return Err(ReportError::RunExists { folder: folder.root, file });
+        let file = FILES.into_iter().find(|file| self.root.join(file).exists());
+        if let Some(file) = file.or_else(|| parts.iter().find(used).map(|(part, _)| *part)) {
+            return Err(ReportError::RunExists { folder: self.root, file });
         }
-        let paths = FOLDERS.map(|part| folder.root.join(part));
-        for path in std::iter::once(folder.root.clone()).chain(paths) {
+        let paths = parts.into_iter().map(|(_, path)| path);
+        for path in std::iter::once(self.root.clone()).chain(paths) {
             fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
         }
-        Ok(folder)
+        Ok(self)
     }
 
     /// Writes the resolved configuration, which must not be there: of two runs that begin in one
@@ -64,7 +82,7 @@ impl RunFolder {
 
     /// A folder that a run has left, to read it or to go on with it.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
-        let folder = Self { root: root.into() };
+        let folder = Self::named(root.into());
         if folder.config().is_file() {
             Ok(folder)
         } else {
@@ -115,7 +133,7 @@ impl RunFolder {
     /// The folder of TensorBoard's event files.
     #[must_use]
     pub fn tensorboard(&self) -> PathBuf {
-        self.root.join("tb")
+        self.tensorboard.clone()
     }
 
     #[must_use]

@@ -6,11 +6,10 @@ use anyhow::Result;
 
 use super::memory::MemoryPlan;
 use super::parts;
-use crate::base::Step;
+use super::predict::{foretold_spikes, predict, Outline};
 use crate::config::{Config, Dtype};
 use crate::engine::{self, Layout};
 use crate::model::{MixerKind, Numerics, Plan};
-use crate::rollout::{Draw, Task};
 
 /// Index widths that the table of first wrapped blocks shows.
 const WIDTHS: [u32; 5] = [16, 22, 24, 31, 32];
@@ -78,36 +77,25 @@ fn write_layout(text: &mut String, layout: &Layout) -> Result<()> {
 /// Whatever `run` would refuse of the model's config, the task and the pool. Neither weights nor
 /// the run's folder are touched.
 pub fn dry_run(config: &Config) -> Result<String> {
-    let plan = parts::plan(config)?;
-    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    let layout = engine::layout(&plan, &num, &config.engine)?;
-    let num_blocks = layout.num_blocks(&engine::block_memory(&plan, &num, &config.engine))?;
-    let codec = parts::codec(config, &plan.config)?;
-    let task = Task::new(&config.task, config.seed, codec.into())?;
-    let problems = task.problems(Draw::Rollouts, Step::new(1), config.rollout.prompts_per_step)?;
-
-    let new = u64::from(config.rollout.max_new_tokens);
-    let limit = u64::from(config.engine.max_model_len);
-    // The last token is sampled and never fed back. The limit is 32 bits wide, so the minimum is.
-    let tokens = |prompt: usize| (prompt as u64 + new).min(limit) as u32 - 1;
-    let each = u64::from(config.rollout.rollouts_per_prompt);
-    let blocks_per_step: u64 =
-        problems.iter().map(|p| layout.blocks_for(tokens(p.prompt.len())) * each).sum();
-    let usable = u64::from(num_blocks) - 1;
-    let laps = blocks_per_step as f64 * config.steps as f64 / usable as f64;
-
+    let outline = Outline::of(config)?;
+    let Outline { plan, num, layout, num_blocks, .. } = &outline;
     let mut text = config.to_json();
     writeln!(text)?;
-    write_layers(&mut text, &plan, &num)?;
-    write_layout(&mut text, &layout)?;
+    write_layers(&mut text, plan, num)?;
+    write_layout(&mut text, layout)?;
     writeln!(text, "blocks            {num_blocks} (block 0 is the null block)")?;
+    let found = predict(config, &outline, None)?;
     let bits = config.engine.state_index_bits;
-    let first = layout.first_wrapped_block(bits).filter(|block| block.get() < num_blocks);
-    let first = first.map_or("none".to_owned(), |block| block.to_string());
+    let first = found.first_wrapped_block.map_or("none".to_owned(), |block| block.to_string());
     writeln!(text, "first wrapped     {first} (at {bits} bits, in this pool)")?;
-    writeln!(text, "blocks a step     {blocks_per_step} (at full length, without preemption)")?;
-    writeln!(text, "laps              {laps:.2} over {} steps", config.steps)?;
-    write_memory(&mut text, config, &plan, &layout, num_blocks)?;
+    writeln!(
+        text,
+        "blocks a step     {:.1} (by replay of scheduler and pool)",
+        found.blocks_per_step
+    )?;
+    writeln!(text, "laps              {:.2} over {} steps", found.laps, config.steps)?;
+    writeln!(text, "spike steps       {}", foretold_spikes(&found))?;
+    write_memory(&mut text, config, plan, layout, *num_blocks)?;
     Ok(text)
 }
 

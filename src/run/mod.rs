@@ -5,9 +5,11 @@ mod describe;
 mod memory;
 mod metrics;
 mod parts;
+mod predict;
 mod progress;
 mod recorder;
 mod session;
+mod sweep;
 
 use std::path::Path;
 
@@ -16,25 +18,43 @@ use anyhow::Result;
 pub use bench::bench;
 pub use describe::{describe_model, dry_run};
 pub use session::{Comparison, Evaluation, Session};
+pub use sweep::{plan_sweep, sweep, SweepFile};
 
 use crate::base::Step;
 use crate::config::Config;
 use crate::report::{RunFolder, Summary};
 use recorder::Recorder;
 
+/// How a run is made beside what it does.
+#[derive(Clone, Copy, Debug, Default)]
+struct Manner {
+    /// Ends the run after this many spike steps.
+    stop_after_spikes: Option<u64>,
+    /// A line a step where there is no terminal.
+    quiet: bool,
+}
+
 /// One experiment: every step generates, scores before any update, compares, updates, reports.
 ///
 /// # Errors
 /// Whatever is wrong with the experiment, its model or the disk. What was already reported stays.
 pub fn run(config: &Config, out: &Path) -> Result<Summary> {
+    run_in(|| Ok(RunFolder::create(out)?), config, Manner::default())
+}
+
+fn run_in(
+    folder: impl FnOnce() -> Result<RunFolder>,
+    config: &Config,
+    manner: Manner,
+) -> Result<Summary> {
     // The session first: a run that cannot start leaves nothing.
     let mut session = Session::open(config)?;
-    let mut recorder = Recorder::create(RunFolder::create(out)?, &session)?;
-    let done = steps(&mut session, &mut recorder);
+    let mut recorder = Recorder::create(folder()?, &session, manner.quiet)?;
+    let done = steps(&mut session, &mut recorder, manner.stop_after_spikes);
     recorder.finish(&session, done)
 }
 
-fn steps(session: &mut Session, recorder: &mut Recorder) -> Result<()> {
+fn steps(session: &mut Session, recorder: &mut Recorder, enough: Option<u64>) -> Result<()> {
     session.warm_start(|step, loss| recorder.warm_step(step, loss))?;
     for step in (1..=session.config.steps).map(Step::new) {
         let mut clock = recorder.clock();
@@ -50,6 +70,9 @@ fn steps(session: &mut Session, recorder: &mut Recorder) -> Result<()> {
         let reports = updates.as_deref().unwrap_or_default();
         recorder.step(session, &comparison, &rollouts, reports, clock)?;
         updates?;
+        if enough.is_some_and(|spikes| recorder.spikes() >= spikes) {
+            break;
+        }
     }
     recorder.leave_model(session)
 }

@@ -11,16 +11,18 @@ use crate::report::html::StepPoint;
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
     steps: u64,
+    quiet: bool,
 }
 
 impl Progress {
-    pub(super) fn new(steps: u64) -> Self {
+    /// Where there is no bar, `quiet` says nothing at all.
+    pub(super) fn new(steps: u64, quiet: bool) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style =
                 ProgressStyle::with_template("{bar:24} {pos}/{len} [{elapsed}<{eta}] {msg}");
             ProgressBar::new(steps).with_style(style.expect("the template is well formed"))
         });
-        Self { bar, steps }
+        Self { bar, steps, quiet }
     }
 
     fn line(&self, text: String, advance: bool) {
@@ -29,6 +31,7 @@ impl Progress {
                 bar.set_message(text);
                 bar.inc(u64::from(advance));
             }
+            None if self.quiet => {}
             None => say(&text),
         }
     }
@@ -59,6 +62,7 @@ impl Progress {
             format!("greedy reward {reward} on {} problems, logits std {std}", found.prompts);
         match &self.bar {
             Some(bar) => bar.println(text),
+            None if self.quiet => {}
             None => say(&text),
         }
     }
@@ -71,6 +75,6 @@ impl Progress {
 }
 
 /// A line on stderr. That nobody reads it any more is no reason to end a run.
-fn say(text: &str) {
+pub(super) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

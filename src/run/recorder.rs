@@ -1,5 +1,6 @@
 //! Hands what a step found to everything that a run leaves.
 
+use std::path::Path;
 use std::process;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -66,19 +67,25 @@ impl Clock {
 }
 
 /// Seconds since 1970, for TensorBoard's axis alone.
-fn wall_time_s() -> f64 {
+pub(super) fn wall_time_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// A new event file in a folder that is there.
+pub(super) fn tensorboard_writer(folder: &Path) -> Result<Writer> {
+    let now = wall_time_s();
+    let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "localhost".to_owned());
+    let name = FileName { seconds: now as u64, host: &host, pid: process::id(), n: 0 };
+    Ok(Writer::create(folder, &name, now)?)
 }
 
 impl Recorder {
     /// Writes what is known before the first step: config, hparams, layout.
-    pub(super) fn create(folder: RunFolder, session: &Session) -> Result<Self> {
+    pub(super) fn create(folder: RunFolder, session: &Session, quiet: bool) -> Result<Self> {
         let config = &session.config;
         folder.claim(&config.to_json())?;
         let now = wall_time_s();
-        let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "localhost".to_owned());
-        let name = FileName { seconds: now as u64, host: &host, pid: process::id(), n: 0 };
-        let mut tensorboard = Writer::create(&folder.tensorboard(), &name, now)?;
+        let mut tensorboard = tensorboard_writer(&folder.tensorboard())?;
         let headlines: Vec<String> =
             gap::HEADLINES.iter().map(|name| format!("gap/{name}")).collect();
         let mut metrics: Vec<&str> = headlines.iter().map(String::as_str).collect();
@@ -91,7 +98,7 @@ impl Recorder {
             timing: StepLog::create(&folder.timing())?,
             folder,
             tensorboard,
-            progress: Progress::new(config.steps),
+            progress: Progress::new(config.steps, quiet),
             started: Instant::now(),
             totals: Totals::default(),
             tally: Tally::default(),
@@ -101,6 +108,11 @@ impl Recorder {
             worst_spike: None,
             before: session.engine.statistics(),
         })
+    }
+
+    /// Spike steps so far.
+    pub(super) fn spikes(&self) -> u64 {
+        self.totals.spike_steps.len() as u64
     }
 
     pub(super) fn clock(&self) -> Clock {

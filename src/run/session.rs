@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use super::parts::{self, Parts};
-use crate::base::{BlockId, Contract, LogProb, RequestId, Step};
-use crate::config::{Config, Fault, Leg, Update};
+use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
+use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
 use crate::engine::{Completion, Engine, GenerationRequest, SampledToken};
 use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
 use crate::model::{combine_fingerprints, Numerics, Plan};
@@ -106,24 +106,10 @@ impl Session {
         let n = self.config.rollout.prompts_per_step;
         let problems = self.task.problems(Draw::Rollouts, step, n)?;
         let per_prompt = self.config.rollout.rollouts_per_prompt;
-        let requests = self.requests(step, &problems, per_prompt);
-        let completions = self.engine.generate(requests)?;
+        let eos = &self.plan.config.eos_token_ids;
+        let asked = requests(&self.config.rollout, eos, step, &problems, per_prompt);
+        let completions = self.engine.generate(asked)?;
         self.rollouts(&problems, completions, per_prompt)
-    }
-
-    fn requests(&self, step: Step, problems: &[Problem], each: u32) -> Vec<GenerationRequest> {
-        let rollout = &self.config.rollout;
-        let of_prompt = |(prompt_id, problem): (u32, &Problem)| {
-            let request = |rollout_idx| GenerationRequest {
-                id: RequestId::new(step.get(), prompt_id, rollout_idx),
-                prompt: problem.prompt.clone(),
-                max_new_tokens: rollout.max_new_tokens,
-                ignore_eos: rollout.ignore_eos,
-                eos_token_ids: self.plan.config.eos_token_ids.clone(),
-            };
-            (0..each).map(request).collect::<Vec<_>>()
-        };
-        (0..).zip(problems).flat_map(of_prompt).collect()
     }
 
     fn rollouts(
@@ -317,7 +303,9 @@ impl Session {
         let weights = self.trainer.hand_over()?;
         engine.load(weights.version, weights.units);
         let problems = self.task.problems(Draw::Evaluation, Step::new(0), prompts)?;
-        let done = engine.generate(self.requests(Step::new(0), &problems, 1))?;
+        let eos = &self.plan.config.eos_token_ids;
+        let asked = requests(&self.config.rollout, eos, Step::new(0), &problems, 1);
+        let done = engine.generate(asked)?;
         let rollouts = self.rollouts(&problems, done, 1)?;
         let sequences: Vec<Sequence> = rollouts.iter().map(sequence).collect();
         let logits = self.trainer.inspect(&sequences)?.into_iter().flat_map(|one| one.logits);
@@ -337,6 +325,27 @@ pub struct Evaluation {
     pub prompts: u32,
     pub greedy_reward_mean: Option<f64>,
     pub logits_std: Option<f64>,
+}
+
+/// `each` requests a problem, in the order of the problems.
+pub(super) fn requests(
+    rollout: &RolloutConfig,
+    eos_token_ids: &[TokenId],
+    step: Step,
+    problems: &[Problem],
+    each: u32,
+) -> Vec<GenerationRequest> {
+    let of_prompt = |(prompt_id, problem): (u32, &Problem)| {
+        let request = |rollout_idx| GenerationRequest {
+            id: RequestId::new(step.get(), prompt_id, rollout_idx),
+            prompt: problem.prompt.clone(),
+            max_new_tokens: rollout.max_new_tokens,
+            ignore_eos: rollout.ignore_eos,
+            eos_token_ids: eos_token_ids.to_vec(),
+        };
+        (0..each).map(request).collect::<Vec<_>>()
+    };
+    (0..).zip(problems).flat_map(of_prompt).collect()
 }
 
 fn sequence(rollout: &Rollout) -> Sequence {

@@ -168,7 +168,8 @@ impl Shadow {
             account.content = account.stores(visit);
             account.stored_by = row.phase;
             // A prefill row, or one still in its prompt, is followed by one that stores otherwise.
-            let repeats = row.phase == Phase::Decode && account.content == Content::Life(visit.life);
+            let repeats =
+                row.phase == Phase::Decode && account.content == Content::Life(visit.life);
             if !repeats {
                 account.looked_at = None;
             } else if !visit.rested {
@@ -236,10 +237,8 @@ impl Shadow {
         block: BlockId,
         (life, content): (LifeId, Content),
     ) {
-        let parts = [
-            (at.view.conv_bytes(block), 0),
-            (self.ssm(at, block, phase), at.view.ssm_offset),
-        ];
+        let parts =
+            [(at.view.conv_bytes(block), 0), (self.ssm(at, block, phase), at.view.ssm_offset)];
         for (bytes, offset) in parts {
             let own = Bytes { content, group: at.group, page_start: bytes.start - offset };
             self.memory.store(at.view.buffer, &bytes, Stored { bytes: own, life, block });
@@ -282,7 +281,8 @@ impl Shadow {
         for (index, row) in batch.rows.iter().enumerate() {
             let life = self.visits[index].life;
             let end = row.computed_tokens + row.scheduled_tokens;
-            for (block, tokens) in at.blocks(batch.blocks(index, at.group), row.computed_tokens..end)
+            for (block, tokens) in
+                at.blocks(batch.blocks(index, at.group), row.computed_tokens..end)
             {
                 let stored = Stored { bytes: at.own(life, block), life, block };
                 for bytes in at.view.token_bytes(block, tokens) {

@@ -34,7 +34,8 @@ fn describe(forecast: &Forecast) -> String {
 /// Requests as (prompt, new tokens), rollout after rollout.
 fn check(config: &EngineConfig, num_blocks: u32, requests: &[(u32, u32)], expected: &[&str]) {
     let mut replay = Replay::new(layout(), num_blocks, config);
-    let requests = (0..).zip(requests).map(|(rollout, &(prompt, new))| request(rollout, prompt, new));
+    let requests =
+        (0..).zip(requests).map(|(rollout, &(prompt, new))| request(rollout, prompt, new));
     let forecasts = replay.generate(requests.collect()).expect("requests that fit");
     let found: Vec<String> = forecasts.iter().map(describe).collect();
     assert_eq!(found, expected);
