@@ -21,6 +21,7 @@ use crate::base::{
 };
 use crate::config::EngineConfig;
 
+mod lives;
 mod memory;
 mod shadow;
 #[cfg(test)]

@@ -1,0 +1,206 @@
+//! Random engines that wrap, begin rows as decodes, preempt, or do none of it.
+
+use std::fmt::Write;
+
+use gapscope::base::{RequestId, Stream, TokenId};
+use gapscope::config::Config;
+use gapscope::engine::{layout, Completion, Engine, Forecast, GenerationRequest, Layout, Replay};
+use gapscope::model::{HfConfig, Plan, Preset};
+use gapscope::trainer::{Sequence, Trainer};
+
+use super::common::{config, random_weights};
+
+const MODEL_LEN: u64 = 64;
+const PROMPT_MAX: u64 = 40;
+const VOCAB: u64 = 64;
+
+/// What a case is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Prefills are told by their prompts, come in two chunks at most, and nothing is preempted:
+    /// what happens can be read from the completions alone.
+    Plain,
+    /// The older ways of telling prefills from decodes, or every row a prefill.
+    Splits,
+    /// A pool too small for all that may run, or a budget too small for all that run.
+    Pressed,
+}
+
+/// One engine, its trainer's answer, and the replay beside it.
+pub struct Outcome {
+    pub kind: Kind,
+    /// Printed where a case fails.
+    pub text: String,
+    pub hf: HfConfig,
+    pub layout: Layout,
+    pub bits: u32,
+    pub completions: Vec<Completion>,
+    pub forecasts: Vec<Forecast>,
+    /// The first sampled token whose log-probability is not the trainer's, bit for bit.
+    pub measured: Vec<Option<u32>>,
+    pub preemptions: u64,
+}
+
+pub fn pick<T: Copy>(stream: &mut Stream, items: &[T]) -> T {
+    items[stream.integer(0, items.len() as u64 - 1) as usize]
+}
+
+/// Sizes from a list, so that pages differ in padding, groups and buffers.
+fn shape(stream: &mut Stream) -> HfConfig {
+    let num_attention_heads = pick(stream, &[2, 4]);
+    let attn_layer_period = stream.integer(2, 4) as usize;
+    HfConfig {
+        vocab_size: VOCAB as usize,
+        hidden_size: num_attention_heads * pick(stream, &[4, 6, 8]),
+        intermediate_size: 16,
+        num_hidden_layers: stream.integer(2, 5) as usize,
+        num_attention_heads,
+        num_key_value_heads: pick(stream, &[1, 2]),
+        attn_layer_period,
+        attn_layer_offset: stream.integer(0, attn_layer_period as u64 - 1) as usize,
+        mamba_d_state: pick(stream, &[4, 7, 8, 16]),
+        mamba_d_conv: pick(stream, &[2, 3, 4]),
+        mamba_expand: pick(stream, &[1, 2]),
+        mamba_dt_rank: 2,
+        ..Preset::TinyJamba.config()
+    }
+}
+
+/// The experiment file without its pool, which depends on the layout.
+fn limits(stream: &mut Stream, kind: Kind, bits: u32, prompt: Option<u64>) -> (String, u64) {
+    let running = stream.integer(2, 8);
+    let (chunked, mut budget) = match kind {
+        Kind::Plain => (stream.integer(0, 3) > 0, PROMPT_MAX + running + stream.integer(0, 40)),
+        Kind::Splits => (true, stream.integer(10, 80)),
+        Kind::Pressed => (stream.integer(0, 3) > 0, stream.integer(1, 60)),
+    };
+    if let (Kind::Splits, Some(prompt)) = (kind, prompt) {
+        budget = prompt * stream.integer(1, 3) + 1;
+    }
+    if !chunked {
+        budget = budget.max(MODEL_LEN);
+    }
+    let split = match kind {
+        Kind::Plain => "is_prefilling",
+        Kind::Splits => pick(stream, &["computed_tokens", "scheduled_tokens", "scheduled_tokens"]),
+        Kind::Pressed => {
+            pick(stream, &["is_prefilling", "is_prefilling", "computed_tokens", "scheduled_tokens"])
+        }
+    };
+    let force = kind != Kind::Plain && stream.integer(0, 9) == 0;
+    let (state, free_list) =
+        (pick(stream, &["float32", "bfloat16"]), pick(stream, &["fifo", "fifo", "fifo", "lifo"]));
+    let mut text = String::from("name = \"wrapped\"\nmodel.preset = \"tiny-jamba\"\n");
+    for (key, value) in [
+        ("max_num_batched_tokens", budget.to_string()),
+        ("max_num_seqs", running.to_string()),
+        ("max_model_len", MODEL_LEN.to_string()),
+        ("state_index_bits", bits.to_string()),
+        ("mamba_ssm_cache_dtype", format!("{state:?}")),
+        ("enable_chunked_prefill", chunked.to_string()),
+        ("batch_split", format!("{split:?}")),
+        ("force_prefill", force.to_string()),
+        ("free_list", format!("{free_list:?}")),
+    ] {
+        writeln!(text, "engine.{key} = {value}").expect("a String takes any text");
+    }
+    (text, running)
+}
+
+/// From a little under the first block that wraps to several wraps over it; small where no block
+/// does.
+fn num_blocks(stream: &mut Stream, kind: Kind, layout: &Layout, bits: u32, running: u64) -> u64 {
+    let first = layout.first_wrapped_block(bits).map_or(u64::MAX, |first| first.get().into());
+    let blocks = match first {
+        0..=250 => first * stream.integer(60, 250) / 100,
+        _ => stream.integer(20, 150),
+    };
+    let one = layout.blocks_for(layout.max_model_len);
+    let enough = if kind == Kind::Plain { running * one } else { one };
+    let pressed = one + stream.integer(0, 2 * one);
+    let presses = kind == Kind::Pressed && stream.integer(0, 2) > 0;
+    1 + if presses { pressed } else { blocks.max(enough) }
+}
+
+/// The requests of one turn of the loop: rollouts of a prompt have it in common.
+fn requests(stream: &mut Stream, step: u64, prompt: Option<u64>) -> Vec<GenerationRequest> {
+    let (prompts, each) = (stream.integer(2, 4), stream.integer(2, 8));
+    let mut requests = Vec::new();
+    for prompt_id in 0..prompts as u32 {
+        let len = prompt.unwrap_or_else(|| stream.integer(1, PROMPT_MAX));
+        let prompt: Vec<TokenId> =
+            (0..len).map(|_| TokenId::new(stream.integer(3, VOCAB - 1) as u32)).collect();
+        for rollout in 0..each as u32 {
+            requests.push(GenerationRequest {
+                id: RequestId::new(step, prompt_id, rollout),
+                prompt: prompt.clone(),
+                max_new_tokens: stream.integer(1, 12) as u32,
+                ignore_eos: true,
+                eos_token_ids: Vec::new(),
+            });
+        }
+    }
+    requests
+}
+
+/// An engine with seeded random weights, and the trainer that they come from.
+pub fn pair(hf: &HfConfig, config: &Config, seed: u64) -> (Engine, Trainer) {
+    let plan = Plan::new(hf.clone());
+    let master = random_weights(&plan, seed);
+    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let trainer = Trainer::new(plan.clone(), num, config.trainer.clone(), &master);
+    let engine = Engine::new(plan, num, config.engine.clone(), config.contract(), config.seed);
+    let mut engine = engine.expect("an engine");
+    let weights = trainer.hand_over().expect("weights");
+    engine.load(weights.version, weights.units);
+    (engine, trainer)
+}
+
+/// By completion, the first sampled token that the trainer scores with other bits.
+pub fn first_gaps(trainer: &Trainer, config: &Config, done: &[Completion]) -> Vec<Option<u32>> {
+    let sequence = |done: &Completion| Sequence {
+        tokens: done.prompt.iter().copied().chain(done.token_ids()).collect(),
+        prompt_len: done.prompt.len(),
+    };
+    let sequences: Vec<Sequence> = done.iter().map(sequence).collect();
+    let scores = trainer.score(&sequences, &config.contract()).expect("scores");
+    let first = |(done, scores): (&Completion, gapscope::trainer::SequenceScores)| {
+        let differs = |place: &usize| {
+            let (engine, trainer) = (done.tokens[*place].logp, scores.contract[*place]);
+            engine.get().to_bits() != trainer.get().to_bits()
+        };
+        (0..done.tokens.len()).find(differs).map(|place| place as u32)
+    };
+    done.iter().zip(scores).map(first).collect()
+}
+
+pub fn run(seed: u64, kind: Kind) -> Outcome {
+    let mut stream = Stream::new(seed, "wrapped", 0);
+    let hf = shape(&mut stream);
+    let most = pick(&mut stream, &[15, 17, 24]);
+    let bits = stream.integer(14, most) as u32;
+    // Prompts of one length, or of any.
+    let prompt = (stream.integer(0, 1) == 0).then(|| stream.integer(2, PROMPT_MAX));
+    let (text, running) = limits(&mut stream, kind, bits, prompt);
+    let plan = Plan::new(hf.clone());
+    let sizes = config(&text);
+    let num = plan.numerics(sizes.model.dtype, sizes.engine.mamba_ssm_cache_dtype);
+    let layout = layout(&plan, &num, &sizes.engine).expect("a layout");
+    let num_blocks = num_blocks(&mut stream, kind, &layout, bits, running);
+    let text = format!("{text}engine.num_gpu_blocks_override = {num_blocks}\n");
+    let config = config(&text);
+
+    let (mut engine, trainer) = pair(&hf, &config, seed);
+    let mut replay = Replay::new(layout.clone(), num_blocks as u32, &config.engine);
+    let (mut completions, mut forecasts) = (Vec::new(), Vec::new());
+    for step in 1..=stream.integer(2, 5) {
+        let requests = requests(&mut stream, step, prompt);
+        forecasts.extend(replay.generate(requests.clone()).expect("requests that fit"));
+        completions.extend(engine.generate(requests).expect("requests that fit"));
+    }
+    assert_eq!(replay.statistics(), engine.statistics(), "{seed}: {text}");
+    let measured = first_gaps(&trainer, &config, &completions);
+    let preemptions = engine.statistics().preemptions;
+    let text = format!("case {seed}\n{text}{hf:?}");
+    Outcome { kind, text, hf, layout, bits, completions, forecasts, measured, preemptions }
+}
