@@ -69,6 +69,17 @@ pub enum CacheView {
     KeyValue(KeyValueView),
 }
 
+impl CacheView {
+    /// Of a Mamba layer.
+    #[must_use]
+    pub fn state(&self) -> Option<StateView> {
+        match self {
+            Self::State(view) => Some(*view),
+            Self::KeyValue(_) => None,
+        }
+    }
+}
+
 /// The plan of the cache: plain data, computed once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {

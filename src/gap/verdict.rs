@@ -1,19 +1,25 @@
 //! From evidence to culprits. A rule speaks only where the records show its cause; what no rule
 //! explains stays so.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod lived;
+mod overwrite;
+mod split;
+mod stale;
+mod wrap;
 
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use self::stale::stale_state;
+use self::wrap::address_wrap;
 use super::blame::blame_requests;
 use super::finding::{Finding, FindingKind};
 use super::floor::worst;
 use super::pair::{Leg, Legs, Pairs, Sequence};
 use super::place::shift;
 use crate::base::{BlockId, RequestId, Step};
-use crate::engine::{Life, Phase};
+use crate::ops::pages::StateView;
 use crate::rollout::Rollout;
 
-/// A block id splits good from bad only with this many requests on each side.
-const WRAP_SIDE_MIN: usize = 3;
 /// So many differing tensors are named; the rest is only counted.
 const TENSORS_NAMED_MAX: usize = 8;
 
@@ -28,6 +34,9 @@ pub struct Evidence<'a> {
     pub floor: f64,
     /// Where both sides' fingerprints are known tensor by tensor; may be empty.
     pub tensors: &'a [TensorFingerprint],
+    /// Where a block's recurrent state lies in the engine's pages; `None` where the engine has no
+    /// state or does not say.
+    pub state: Option<StateView>,
 }
 
 /// Both sides' fingerprint of one weight tensor.
@@ -48,7 +57,7 @@ pub fn verdict(evidence: &Evidence) -> Vec<Finding> {
     }
     let rules = [mask_or_shift, weights_not_synced, stale_state, address_wrap];
     let mut culprits: Vec<Culprit> = rules.iter().filter_map(|rule| rule(evidence, &bad)).collect();
-    let explained: BTreeSet<RequestId> =
+    let explained: HashSet<RequestId> =
         culprits.iter().flat_map(|culprit| &culprit.cases).map(|case| case.request()).collect();
     let rest: Vec<Case> =
         bad.iter().filter(|case| !explained.contains(&case.request())).copied().collect();
@@ -68,10 +77,6 @@ struct Case<'a> {
 impl Case<'_> {
     fn request(&self) -> RequestId {
         self.sequence.request
-    }
-
-    fn highest_state_block(&self) -> Option<BlockId> {
-        self.rollout.completion.state_blocks().iter().map(|held| held.block).max()
     }
 }
 
@@ -163,72 +168,6 @@ fn weights_not_synced<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<C
     Some(Culprit { kind, cases, blocks: BTreeSet::new(), message })
 }
 
-/// A first chunk ran as a decode row, which reads its state unconditionally, and a state block held
-/// another's.
-fn stale_state<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
-    if evidence.pairs.legs.infer() != Leg::Decode {
-        return None;
-    }
-    let cases: Vec<Case> =
-        bad.iter().filter(|case| stale_row(case, evidence.floor).is_some()).copied().collect();
-    let first = cases.first()?;
-    let row = stale_row(first, evidence.floor)?;
-    let used = |case: &Case<'a>| {
-        let blocks = case.rollout.completion.state_blocks().iter();
-        blocks.filter_map(|held| Some((held.block, held.previous_owner?)))
-    };
-    let left: Vec<String> =
-        used(first).map(|(block, owner)| format!("block {block} left by {owner}")).collect();
-    let message = format!(
-        "request {}: its first chunk, {} scheduled with 0 computed, ran as a decode row in engine \
-         step {} and read {}",
-        first.request(),
-        row.scheduled_tokens,
-        row.engine_step,
-        left.join(", "),
-    );
-    let blocks = cases.iter().flat_map(used).map(|(block, _)| block).collect();
-    Some(Culprit { kind: FindingKind::StaleState, cases, blocks, message })
-}
-
-/// The last life's first chunk where it ran as a decode row over a used block and the gap does not
-/// begin before that life.
-fn stale_row<'a>(case: &Case<'a>, floor: f64) -> Option<&'a Life> {
-    let completion = &case.rollout.completion;
-    let life = completion.lives.last().filter(|life| life.phase == Phase::Decode)?;
-    let first_bad = case.sequence.first_bad(floor)?;
-    let used = life.state_blocks.iter().any(|held| held.previous_owner.is_some());
-    (used && life.sampled_before as usize <= first_bad.index()).then_some(life)
-}
-
-/// One block id parts the bad requests from the good ones without exception.
-fn address_wrap<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
-    if evidence.pairs.legs.infer() != Leg::Decode || bad.len() < WRAP_SIDE_MIN {
-        return None;
-    }
-    // A bad request without state is no matter of state addresses.
-    let bad_blocks = bad.iter().map(Case::highest_state_block).collect::<Option<Vec<_>>>()?;
-    let lowest_bad = *bad_blocks.iter().min()?;
-    let good: Vec<BlockId> = cases(evidence)
-        .filter(|case| case.sequence.gap().is_some_and(|gap| gap <= evidence.floor))
-        .filter_map(|case| case.highest_state_block())
-        .collect();
-    let highest_good = *good.iter().max()?;
-    if good.len() < WRAP_SIDE_MIN || highest_good >= lowest_bad {
-        return None;
-    }
-    let message = format!(
-        "all {} requests whose highest state block is {lowest_bad} or above are bad, all {} below \
-         are good (up to block {highest_good}): the address of a block wraps from some id in \
-         {}..={lowest_bad} on",
-        bad.len(),
-        good.len(),
-        highest_good.get() + 1,
-    );
-    let blocks = BTreeSet::from([lowest_bad]);
-    Some(Culprit { kind: FindingKind::AddressWrap, cases: bad.to_vec(), blocks, message })
-}
-
 /// What is left, with its worst token and what the three-way check says of it.
 fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> {
     let legs = evidence.pairs.legs;
@@ -253,11 +192,10 @@ fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> 
         Legs::TrainerReference => Vec::new(),
         _ => blame_requests(evidence.rollouts, evidence.floor).unwrap_or_default(),
     };
+    let left: HashSet<RequestId> = rest.iter().map(Case::request).collect();
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
-    for (request, blame) in blamed {
-        if rest.iter().any(|case| case.request() == request) {
-            *counts.entry(blame.to_string()).or_default() += 1;
-        }
+    for (_, blame) in blamed.iter().filter(|(request, _)| left.contains(request)) {
+        *counts.entry(blame.to_string()).or_default() += 1;
     }
     for (blame, count) in counts {
         message += &format!("; three-way check of {count}: {blame}");

@@ -1,13 +1,13 @@
 use super::*;
 use crate::base::{CompletionIndex, EngineStep, Generation, LogProb};
-use crate::engine::StateBlock;
+use crate::engine::{Life, Phase, StateBlock};
 use crate::gap::pair::{pair, Legs};
 use crate::gap::testing::rollout;
 
 fn judge(records: &[Rollout], floor: f64, tensors: &[TensorFingerprint]) -> Vec<Finding> {
     let pairs = pair(records, Legs::DecodeTrainer).unwrap();
     let step = Step::new(1);
-    verdict(&Evidence { step, rollouts: records, pairs: &pairs, floor, tensors })
+    verdict(&Evidence { step, rollouts: records, pairs: &pairs, floor, tensors, state: None })
 }
 
 /// The kinds found, and the one finding if there is just one.
@@ -210,6 +210,7 @@ fn rules_speak_only_of_legs_that_can_show_them() {
     let records = [record];
     let pairs = pair(&records, Legs::TrainerReference).unwrap();
     let step = Step::new(1);
-    let evidence = Evidence { step, rollouts: &records, pairs: &pairs, floor: 0.0, tensors: &[] };
+    let evidence =
+        Evidence { step, rollouts: &records, pairs: &pairs, floor: 0.0, tensors: &[], state: None };
     assert_eq!(kinds(&verdict(&evidence)), [FindingKind::Unexplained]);
 }

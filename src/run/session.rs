@@ -201,6 +201,7 @@ impl Session {
             pairs: &pairs,
             floor,
             tensors: &tensors,
+            state: self.engine.layout().layers.iter().find_map(|place| place.view.state()),
         });
         assert_eq!(gap.spike, !findings.is_empty(), "a spike has a finding, a clean step none");
         Ok(Comparison { step, pairs, gap, tables, findings })

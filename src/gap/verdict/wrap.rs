@@ -1,0 +1,181 @@
+//! A state address that is cut to too few bits (vllm-project/vllm#35275).
+//!
+//! A prefill row stores the scan state of block s at element s * stride, cut to some bits; a decode
+//! row reads it at the whole address. So from one block on, a request is right as long as its
+//! prefill row samples and wrong as soon as a decode row does. And what was stored lies low in the
+//! buffer, in another block's page: a live request that holds that block is wrong too. The width
+//! need not be known: it is the one under which every record makes sense.
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::lived::Lived;
+use super::overwrite::{Hit, Stores};
+use super::{cases, split, Case, Culprit, Evidence};
+use crate::base::BlockId;
+use crate::gap::finding::FindingKind;
+use crate::gap::pair::Leg;
+use crate::ops::pages::StateView;
+
+/// A width is believed with this many bad requests from its first wrapped block on and this many
+/// good ones below: where all are bad, every block that they have in common would do.
+pub(super) const SIDE_MIN: usize = 3;
+/// Widths that are tried; 64 bits cut nothing.
+const BITS: std::ops::Range<u32> = 8..64;
+/// So many overwritten blocks are named; the rest is only counted.
+const OVERWRITTEN_NAMED_MAX: usize = 8;
+
+/// The requests from one state block on are bad, and so is whoever held what they overwrote.
+pub(super) fn address_wrap<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
+    if evidence.pairs.legs.infer() != Leg::Decode {
+        return None;
+    }
+    let Some(state) = evidence.state else { return split::by_block(evidence, bad) };
+    let witness = |case: Case<'a>| Witness {
+        case,
+        lives: Lived::of(&case, evidence.floor),
+        is_bad: case.sequence.is_bad(evidence.floor),
+    };
+    let witnesses: Vec<Witness> = cases(evidence).map(witness).collect();
+    let held = witnesses.iter().flat_map(|witness| &witness.lives);
+    let highest = held.filter_map(Lived::highest_state_block).max()?;
+    let mut found: Vec<Wrap> = BITS
+        .take_while(|&bits| first_wrapped(&state, bits) <= u64::from(highest.get()))
+        .filter_map(|bits| Wrap::explaining(&witnesses, &state, bits))
+        .collect();
+    // The widest claims the least: a narrower one, too, fits a step that has no good request
+    // between their first wrapped blocks.
+    let wrap = found.pop()?;
+    let narrower: Vec<u32> = found.iter().map(|wrap| wrap.bits).collect();
+    Some(wrap.culprit(&state, &narrower))
+}
+
+/// The lowest block whose product slot * stride leaves the width.
+fn first_wrapped(state: &StateView, bits: u32) -> u64 {
+    (1_u64 << bits).div_ceil(state.ssm_stride)
+}
+
+/// One request and its lives.
+struct Witness<'a> {
+    case: Case<'a>,
+    lives: Vec<Lived<'a>>,
+    is_bad: bool,
+}
+
+/// Why a request is bad.
+#[derive(Default)]
+struct Reasons {
+    /// A life read its own state back from where it was not stored ...
+    wrapped: bool,
+    /// ... and showed it as a decode row after a prefill row.
+    shown: bool,
+    /// One for each life that another's store damaged.
+    hits: Vec<Hit>,
+}
+
+impl Witness<'_> {
+    fn held(&self, first: BlockId) -> bool {
+        self.lives.iter().any(|lived| lived.holds(first))
+    }
+
+    /// `None` where some life is bad for no reason at hand. A stale first chunk is one, but not of
+    /// this culprit.
+    fn reasons(&self, first: BlockId, stores: &Stores) -> Option<Reasons> {
+        // Else a bad token may be of no life on record.
+        self.lives.first().filter(|lived| lived.life.sampled_before == 0)?;
+        let mut reasons = Reasons::default();
+        for lived in self.lives.iter().filter(|lived| !lived.began_stale()) {
+            let Some(bad) = lived.first_bad().map(|token| token.engine_step) else { continue };
+            if lived.holds(first) && lived.first_read_back().is_some_and(|step| step <= bad) {
+                reasons.wrapped = true;
+                reasons.shown |= lived.handed_over_bad() == Some(true);
+            } else {
+                reasons.hits.push(stores.hit(self.case.request(), lived, bad)?);
+            }
+        }
+        Some(reasons)
+    }
+}
+
+/// A width that explains every record of the step.
+struct Wrap<'a> {
+    bits: u32,
+    first: BlockId,
+    /// Bad, with a state block from the first wrapped one on.
+    victims: Vec<Case<'a>>,
+    /// Good, with all state blocks below, one of which a decode row read after a prefill row.
+    good: usize,
+    highest_good: BlockId,
+    /// Good all the same: nothing they sampled could show it.
+    silent: usize,
+    overwritten: Vec<(Case<'a>, Hit)>,
+}
+
+impl<'a> Wrap<'a> {
+    fn explaining(witnesses: &[Witness<'a>], state: &StateView, bits: u32) -> Option<Self> {
+        let first = BlockId::new(u32::try_from(first_wrapped(state, bits)).ok()?);
+        let lives = || {
+            let lives = |witness: &'_ Witness<'a>| witness.case.request();
+            witnesses.iter().flat_map(move |one| one.lives.iter().map(move |l| (lives(one), l)))
+        };
+        let came_back = |lived: &Lived| lived.handed_over_bad() == Some(false);
+        if lives().any(|(_, lived)| lived.holds(first) && came_back(lived)) {
+            return None;
+        }
+        let stores = Stores::new(lives(), state, first, bits);
+        let (mut victims, mut shown, mut overwritten) = (Vec::new(), 0, Vec::new());
+        for witness in witnesses.iter().filter(|witness| witness.is_bad) {
+            let reasons = witness.reasons(first, &stores)?;
+            victims.extend(reasons.wrapped.then_some(witness.case));
+            shown += usize::from(reasons.shown);
+            overwritten.extend(reasons.hits.into_iter().map(|hit| (witness.case, hit)));
+        }
+        let fine = || witnesses.iter().filter(|witness| !witness.is_bad);
+        let below = fine().filter(|one| !one.held(first) && one.lives.iter().any(came_back));
+        let highest: Vec<BlockId> = below
+            .filter_map(|one| one.lives.iter().filter_map(Lived::highest_state_block).max())
+            .collect();
+        let (good, silent) = (highest.len(), fine().filter(|one| one.held(first)).count());
+        let highest_good = highest.into_iter().max()?;
+        let proven = shown >= SIDE_MIN && good >= SIDE_MIN;
+        let found = Self { bits, first, victims, good, highest_good, silent, overwritten };
+        proven.then_some(found)
+    }
+
+    fn culprit(self, state: &StateView, narrower: &[u32]) -> Culprit<'a> {
+        let message = self.message(state, narrower);
+        let mut blocks = BTreeSet::from([self.first]);
+        blocks.extend(self.overwritten.iter().map(|(_, hit)| hit.block));
+        let mut listed = HashSet::new();
+        let all = self.victims.into_iter().chain(self.overwritten.into_iter().map(|one| one.0));
+        let cases = all.filter(|case| listed.insert(case.request())).collect();
+        Culprit { kind: FindingKind::AddressWrap, cases, blocks, message }
+    }
+
+    fn message(&self, state: &StateView, narrower: &[u32]) -> String {
+        let Self { bits, first, good, highest_good, silent, overwritten, .. } = self;
+        let mut message = format!(
+            "block {first} is the first whose state address wraps, at 2^{bits} / {}: the state \
+             index is {bits} bits wide; {} requests with a state block there or above are bad, \
+             {good} below are good (up to block {highest_good})",
+            state.ssm_stride,
+            self.victims.len(),
+        );
+        if *silent > 0 {
+            message += &format!(", {silent} there or above sampled nothing that could show it");
+        }
+        for (case, hit) in overwritten.iter().take(OVERWRITTEN_NAMED_MAX) {
+            message += &format!("; of request {} below, {hit}", case.request());
+        }
+        if let Some(more @ 1..) = overwritten.len().checked_sub(OVERWRITTEN_NAMED_MAX) {
+            message += &format!("; and {more} more were overwritten");
+        }
+        if !narrower.is_empty() {
+            let widths: Vec<String> = narrower.iter().map(u32::to_string).collect();
+            message += &format!("; this step alone would also fit {} bits", widths.join(", "));
+        }
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests;
