@@ -88,6 +88,9 @@ pub struct Finding {
     pub blocks: Vec<BlockId>,
     /// The lowest completion index over the floor among all its requests.
     pub first_bad_position: Option<CompletionIndex>,
+    /// Of an address wrap: how wide the state index is, if the records leave one width alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index_bits: Option<u32>,
     pub message: String,
 }
 
@@ -164,6 +167,7 @@ fn of_request(
         requests_total: 1,
         blocks: Vec::new(),
         first_bad_position,
+        index_bits: None,
         message,
     }
 }

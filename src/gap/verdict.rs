@@ -37,6 +37,8 @@ pub struct Evidence<'a> {
     /// Where a block's recurrent state lies in the engine's pages; `None` where the engine has no
     /// state or does not say.
     pub state: Option<StateView>,
+    /// What an earlier step's finding says of the same engine: [`Finding::index_bits`].
+    pub index_bits: Option<u32>,
 }
 
 /// Both sides' fingerprint of one weight tensor.
@@ -94,6 +96,7 @@ struct Culprit<'a> {
     kind: FindingKind,
     cases: Vec<Case<'a>>,
     blocks: BTreeSet<BlockId>,
+    index_bits: Option<u32>,
     message: String,
 }
 
@@ -110,6 +113,7 @@ impl Culprit<'_> {
             requests_total: self.cases.len() as u64,
             requests: requests.take(Finding::LISTED_MAX).collect(),
             blocks: self.blocks.into_iter().take(Finding::LISTED_MAX).collect(),
+            index_bits: self.index_bits,
             message: self.message,
         }
     }
@@ -131,7 +135,7 @@ fn mask_or_shift<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culpri
         found.lag, found.abs_diff_mean, found.pairs, found.unshifted_abs_diff_mean,
     );
     let kind = FindingKind::MaskOrShift;
-    Some(Culprit { kind, cases: bad.to_vec(), blocks: BTreeSet::new(), message })
+    Some(Culprit { kind, cases: bad.to_vec(), blocks: BTreeSet::new(), index_bits: None, message })
 }
 
 /// The engine sampled with other weights than the trainer scored with.
@@ -165,7 +169,7 @@ fn weights_not_synced<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<C
         message += if named.len() < count { ", ..." } else { "" };
     }
     let kind = FindingKind::WeightsNotSynced;
-    Some(Culprit { kind, cases, blocks: BTreeSet::new(), message })
+    Some(Culprit { kind, cases, blocks: BTreeSet::new(), index_bits: None, message })
 }
 
 /// What is left, with its worst token and what the three-way check says of it.
@@ -201,7 +205,7 @@ fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> 
         message += &format!("; three-way check of {count}: {blame}");
     }
     let blocks = rest.iter().filter_map(|case| case.sequence.slot).collect();
-    Culprit { kind: FindingKind::Unexplained, cases: rest, blocks, message }
+    Culprit { kind: FindingKind::Unexplained, cases: rest, blocks, index_bits: None, message }
 }
 
 #[cfg(test)]

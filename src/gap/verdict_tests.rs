@@ -7,7 +7,15 @@ use crate::gap::testing::rollout;
 fn judge(records: &[Rollout], floor: f64, tensors: &[TensorFingerprint]) -> Vec<Finding> {
     let pairs = pair(records, Legs::DecodeTrainer).unwrap();
     let step = Step::new(1);
-    verdict(&Evidence { step, rollouts: records, pairs: &pairs, floor, tensors, state: None })
+    verdict(&Evidence {
+        step,
+        rollouts: records,
+        pairs: &pairs,
+        floor,
+        tensors,
+        state: None,
+        index_bits: None,
+    })
 }
 
 /// The kinds found, and the one finding if there is just one.
@@ -210,7 +218,14 @@ fn rules_speak_only_of_legs_that_can_show_them() {
     let records = [record];
     let pairs = pair(&records, Legs::TrainerReference).unwrap();
     let step = Step::new(1);
-    let evidence =
-        Evidence { step, rollouts: &records, pairs: &pairs, floor: 0.0, tensors: &[], state: None };
+    let evidence = Evidence {
+        step,
+        rollouts: &records,
+        pairs: &pairs,
+        floor: 0.0,
+        tensors: &[],
+        state: None,
+        index_bits: None,
+    };
     assert_eq!(kinds(&verdict(&evidence)), [FindingKind::Unexplained]);
 }

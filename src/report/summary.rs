@@ -154,6 +154,7 @@ mod tests {
             requests_total: 1,
             blocks: vec![BlockId::new(1366)],
             first_bad_position: Some(CompletionIndex::new(0)),
+            index_bits: None,
             message: "why".to_owned(),
         };
         let summary = Summary {

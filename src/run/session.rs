@@ -31,6 +31,8 @@ pub struct Session {
     scored_with: Vec<u64>,
     /// An update that a planted fault has made too early.
     early: Option<Vec<UpdateReport>>,
+    /// The width of the state index, once a step's records have shown it.
+    index_bits: Option<u32>,
 }
 
 /// What one step's comparison found.
@@ -66,6 +68,7 @@ impl Session {
             old: Vec::new(),
             scored_with: Vec::new(),
             early: None,
+            index_bits: None,
         };
         session.hand_over()?;
         Ok(session)
@@ -174,7 +177,7 @@ impl Session {
 
     /// Measures and verdicts. A spike's sequences are scored by the other legs too; what observes
     /// has a pool of its own.
-    pub fn compare(&self, step: Step, rollouts: &mut [Rollout]) -> Result<Comparison> {
+    pub fn compare(&mut self, step: Step, rollouts: &mut [Rollout]) -> Result<Comparison> {
         let floor = self.floor();
         let pairs = gap::pair(rollouts, Legs::DecodeTrainer)?;
         let gap = StepGap::of(step, &pairs, floor);
@@ -202,7 +205,9 @@ impl Session {
             floor,
             tensors: &tensors,
             state: self.engine.layout().layers.iter().find_map(|place| place.view.state()),
+            index_bits: self.index_bits,
         });
+        self.index_bits = self.index_bits.or(findings.iter().find_map(|found| found.index_bits));
         assert_eq!(gap.spike, !findings.is_empty(), "a spike has a finding, a clean step none");
         Ok(Comparison { step, pairs, gap, tables, findings })
     }

@@ -80,6 +80,7 @@ fn tensorboard_reads_back_every_tag_step_and_value() {
         requests_total: 0,
         blocks: vec![],
         first_bad_position: None,
+        index_bits: None,
         message: "<b>block</b> 1366 \u{e9}".to_owned(),
     };
     writer.findings(Step::new(3), 3.0, &[finding.clone(), finding]).unwrap();

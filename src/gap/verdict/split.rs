@@ -33,7 +33,7 @@ pub(super) fn by_block<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<
         highest_good.get() + 1,
     );
     let blocks = BTreeSet::from([lowest_bad]);
-    Some(Culprit { kind: FindingKind::AddressWrap, cases: bad, blocks, message })
+    Some(Culprit { kind: FindingKind::AddressWrap, cases: bad, blocks, index_bits: None, message })
 }
 
 /// Of the last life.

@@ -23,7 +23,7 @@ pub(super) fn stale_state<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Opti
     let blocks = found.iter().flat_map(|(_, lives)| lives).flat_map(used).map(|(block, _)| block);
     let blocks = blocks.collect();
     let cases = found.into_iter().map(|(case, _)| case).collect();
-    Some(Culprit { kind: FindingKind::StaleState, cases, blocks, message })
+    Some(Culprit { kind: FindingKind::StaleState, cases, blocks, index_bits: None, message })
 }
 
 /// Whether all that is bad of a request began so.

@@ -16,8 +16,8 @@ use crate::gap::finding::FindingKind;
 use crate::gap::pair::Leg;
 use crate::ops::pages::StateView;
 
-/// A width is believed with this many bad requests from its first wrapped block on and this many
-/// good ones below: where all are bad, every block that they have in common would do.
+/// A width is proven by this many bad requests from its first wrapped block on and this many good
+/// ones below: where all are bad, every block that they have in common would do.
 pub(super) const SIDE_MIN: usize = 3;
 /// Widths that are tried; 64 bits cut nothing.
 const BITS: std::ops::Range<u32> = 8..64;
@@ -38,15 +38,19 @@ pub(super) fn address_wrap<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Opt
     let witnesses: Vec<Witness> = cases(evidence).map(witness).collect();
     let held = witnesses.iter().flat_map(|witness| &witness.lives);
     let highest = held.filter_map(Lived::highest_state_block).max()?;
-    let mut found: Vec<Wrap> = BITS
+    let widths = match evidence.index_bits {
+        Some(known) => known..known + 1,
+        None => BITS,
+    };
+    let mut found: Vec<Wrap> = widths
         .take_while(|&bits| first_wrapped(&state, bits) <= u64::from(highest.get()))
         .filter_map(|bits| Wrap::explaining(&witnesses, &state, bits))
+        .filter(|wrap| evidence.index_bits.is_some() || wrap.is_proven())
         .collect();
-    // The widest claims the least: a narrower one, too, fits a step that has no good request
-    // between their first wrapped blocks.
-    let wrap = found.pop()?;
-    let narrower: Vec<u32> = found.iter().map(|wrap| wrap.bits).collect();
-    Some(wrap.culprit(&state, &narrower))
+    // Several fit where no good request holds a block between them. The widest claims the least.
+    let widest = found.pop()?;
+    let narrower: Vec<(u32, BlockId)> = found.iter().map(|wrap| (wrap.bits, wrap.first)).collect();
+    Some(widest.culprit(&state, &narrower))
 }
 
 /// The lowest block whose product slot * stride leaves the width.
@@ -102,9 +106,11 @@ struct Wrap<'a> {
     first: BlockId,
     /// Bad, with a state block from the first wrapped one on.
     victims: Vec<Case<'a>>,
-    /// Good, with all state blocks below, one of which a decode row read after a prefill row.
-    good: usize,
-    highest_good: BlockId,
+    /// Of those, the ones that a decode row shows, reading what a prefill row had stored.
+    shown: usize,
+    /// Good, though a decode row read what a prefill row had stored: with all state blocks below.
+    /// The highest block of each.
+    good: Vec<BlockId>,
     /// Good all the same: nothing they sampled could show it.
     silent: usize,
     overwritten: Vec<(Case<'a>, Hit)>,
@@ -131,47 +137,56 @@ impl<'a> Wrap<'a> {
         }
         let fine = || witnesses.iter().filter(|witness| !witness.is_bad);
         let below = fine().filter(|one| !one.held(first) && one.lives.iter().any(came_back));
-        let highest: Vec<BlockId> = below
-            .filter_map(|one| one.lives.iter().filter_map(Lived::highest_state_block).max())
-            .collect();
-        let (good, silent) = (highest.len(), fine().filter(|one| one.held(first)).count());
-        let highest_good = highest.into_iter().max()?;
-        let proven = shown >= SIDE_MIN && good >= SIDE_MIN;
-        let found = Self { bits, first, victims, good, highest_good, silent, overwritten };
-        proven.then_some(found)
+        let highest = |one: &Witness| one.lives.iter().filter_map(Lived::highest_state_block).max();
+        let (good, silent) =
+            (below.filter_map(highest).collect(), fine().filter(|one| one.held(first)).count());
+        let found = Self { bits, first, victims, shown, good, silent, overwritten };
+        (!found.victims.is_empty()).then_some(found)
     }
 
-    fn culprit(self, state: &StateView, narrower: &[u32]) -> Culprit<'a> {
+    /// Whether this step alone says so.
+    fn is_proven(&self) -> bool {
+        self.shown >= SIDE_MIN && self.good.len() >= SIDE_MIN
+    }
+
+    fn culprit(self, state: &StateView, narrower: &[(u32, BlockId)]) -> Culprit<'a> {
         let message = self.message(state, narrower);
         let mut blocks = BTreeSet::from([self.first]);
+        blocks.extend(narrower.iter().map(|&(_, first)| first));
         blocks.extend(self.overwritten.iter().map(|(_, hit)| hit.block));
         let mut listed = HashSet::new();
         let all = self.victims.into_iter().chain(self.overwritten.into_iter().map(|one| one.0));
         let cases = all.filter(|case| listed.insert(case.request())).collect();
-        Culprit { kind: FindingKind::AddressWrap, cases, blocks, message }
+        let index_bits = narrower.is_empty().then_some(self.bits);
+        Culprit { kind: FindingKind::AddressWrap, cases, blocks, index_bits, message }
     }
 
-    fn message(&self, state: &StateView, narrower: &[u32]) -> String {
-        let Self { bits, first, good, highest_good, silent, overwritten, .. } = self;
+    fn message(&self, state: &StateView, narrower: &[(u32, BlockId)]) -> String {
+        let Self { bits, first, victims, good, silent, overwritten, .. } = self;
+        let stride = state.ssm_stride;
         let mut message = format!(
-            "block {first} is the first whose state address wraps, at 2^{bits} / {}: the state \
-             index is {bits} bits wide; {} requests with a state block there or above are bad, \
-             {good} below are good (up to block {highest_good})",
-            state.ssm_stride,
-            self.victims.len(),
+            "block {first} is the first whose state address wraps, at 2^{bits} / {stride}: the \
+             state index is {bits} bits wide"
         );
+        for (bits, first) in narrower {
+            message += &format!(", or {bits} (block {first}, which nothing here rules out)");
+        }
+        message += &format!(
+            "; {} requests with a state block there or above are bad, {} below are good",
+            victims.len(),
+            good.len(),
+        );
+        if let Some(highest) = good.iter().max() {
+            message += &format!(" (up to block {highest})");
+        }
         if *silent > 0 {
             message += &format!(", {silent} there or above sampled nothing that could show it");
         }
         for (case, hit) in overwritten.iter().take(OVERWRITTEN_NAMED_MAX) {
-            message += &format!("; of request {} below, {hit}", case.request());
+            message += &format!("; of request {}, {hit}", case.request());
         }
         if let Some(more @ 1..) = overwritten.len().checked_sub(OVERWRITTEN_NAMED_MAX) {
             message += &format!("; and {more} more were overwritten");
-        }
-        if !narrower.is_empty() {
-            let widths: Vec<String> = narrower.iter().map(u32::to_string).collect();
-            message += &format!("; this step alone would also fit {} bits", widths.join(", "));
         }
         message
     }

@@ -36,6 +36,7 @@ fn summary() -> Summary {
             requests: vec![RequestId::new(12, 0, 3)],
             requests_total: 1,
             first_bad_position: Some(CompletionIndex::new(1)),
+            index_bits: None,
             blocks: vec![BlockId::new(1366)],
             message: "the gap by block id changes at block 1366 <img src=x>".to_owned(),
         }],
