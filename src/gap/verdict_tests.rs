@@ -139,11 +139,57 @@ fn with_stale_first_chunk(index: u32) -> Rollout {
 fn a_first_chunk_that_read_a_used_block_is_named() {
     let findings = judge(&[clean(0), with_stale_first_chunk(1)], 0.0, &[]);
     assert_eq!(kinds(&findings), [FindingKind::StaleState]);
-    let message = &findings[0].message;
-    for part in ["request s1.p0.r1", "engine step 1 ", "block 9 left by s0.p4.r2"] {
-        assert!(message.contains(part), "{message}");
-    }
+    assert_eq!(
+        findings[0].message,
+        "request s1.p0.r1: its first chunk, 1 scheduled with 0 computed tokens, ran as a decode \
+         row in engine step 1 and read block 9 left by s0.p4.r2"
+    );
     assert_eq!(findings[0].blocks, [BlockId::new(9)]);
+}
+
+/// The second one, resumed after a preemption, is off the most.
+#[test]
+fn the_worst_stale_request_is_told_and_the_others_are_counted() {
+    let mut worst = with_stale_first_chunk(1);
+    worst.trainer.as_mut().unwrap()[3] = Some(LogProb::new(-9.0));
+    worst.completion.tokens[1].phase = Phase::Prefill;
+    let life = &mut worst.completion.lives[0];
+    let first = Life { phase: Phase::Prefill, ..life.clone() };
+    (life.engine_step, life.sampled_before) = (EngineStep::new(7), 1);
+    life.state_blocks.push(StateBlock { block: BlockId::new(4), ..life.state_blocks[0] });
+    let virgin = StateBlock { previous_owner: None, ..life.state_blocks[0] };
+    life.state_blocks.push(StateBlock { block: BlockId::new(5), ..virgin });
+    worst.completion.lives.insert(0, first);
+    let mut records = vec![with_stale_first_chunk(0), worst];
+    for (others, ending) in [(1, "1 other request"), (2, "2 other requests")] {
+        let findings = judge(&records, 0.0, &[]);
+        assert_eq!(kinds(&findings), [FindingKind::StaleState]);
+        assert_eq!(
+            findings[0].message,
+            format!(
+                "request s1.p0.r1, resumed after preemption: its first chunk, 1 scheduled with 0 \
+                 computed tokens, ran as a decode row in engine step 7 and read block 9 left by \
+                 s0.p4.r2, block 4 left by s0.p4.r2; {ending} began the same way"
+            )
+        );
+        assert_eq!(findings[0].requests_total, others + 1);
+        assert_eq!(findings[0].blocks, [4, 9].map(BlockId::new));
+        records.push(with_stale_first_chunk(2));
+    }
+}
+
+/// What a stale life sampled stays bad when a later life is clean.
+#[test]
+fn an_earlier_life_can_be_the_stale_one() {
+    let mut record = with_stale_first_chunk(0);
+    record.trainer.as_mut().unwrap()[3] = Some(record.completion.tokens[3].logp);
+    let first = record.completion.lives[0].clone();
+    let second = Life { phase: Phase::Prefill, sampled_before: 3, ..first };
+    record.completion.lives.push(second);
+    assert_eq!(kinds(&judge(&[record.clone()], 0.0, &[])), [FindingKind::StaleState]);
+    // Were the later life bad too, something else would be at work.
+    record.completion.lives[1].sampled_before = 2;
+    assert_eq!(kinds(&judge(&[record], 0.0, &[])), [FindingKind::Unexplained]);
 }
 
 #[test]
@@ -165,30 +211,50 @@ fn stale_state_wants_every_piece_of_its_evidence() {
     });
 }
 
+/// Requests that hold these state blocks, in this order.
+fn holding(good: &[u32], bad: &[u32]) -> Vec<Rollout> {
+    let blocks = good.iter().map(|&block| (block, true)).chain(bad.iter().map(|&b| (b, false)));
+    let one = |(index, (block, is_good))| {
+        let mut record = if is_good { clean(index) } else { broken(index) };
+        record.completion.lives[0].state_blocks[0].block = BlockId::new(block);
+        record
+    };
+    (0..).zip(blocks).map(one).collect()
+}
+
 #[test]
 fn one_block_id_that_parts_good_from_bad_is_named() {
-    for (good, bad, expected) in [
-        (0..3, 3..6, vec![FindingKind::AddressWrap]),
-        (0..2, 2..6, vec![FindingKind::Unexplained]),
-        (0..4, 4..6, vec![FindingKind::Unexplained]),
+    for (good, bad, parted) in [
+        (&[2, 3, 1][..], &[6, 5, 7][..], true),
+        (&[2, 4, 1], &[6, 5, 7], true),
+        (&[2, 3], &[6, 5, 7], false),
+        (&[2, 3, 1], &[6, 5], false),
+        (&[2, 5, 1], &[6, 5, 7], false),
+        (&[2, 9, 1], &[6, 5, 7], false),
+        (&[2, 3, 1], &[6, 5, 7, 1], false),
     ] {
-        let records: Vec<Rollout> =
-            good.clone().map(clean).chain(bad.clone().map(broken)).collect();
-        let findings = judge(&records, 0.0, &[]);
-        assert_eq!(kinds(&findings), expected, "{good:?} {bad:?}");
-        if expected == [FindingKind::AddressWrap] {
-            assert_eq!(findings[0].blocks, [BlockId::new(4)]);
+        let findings = judge(&holding(good, bad), 0.0, &[]);
+        let expected = if parted { FindingKind::AddressWrap } else { FindingKind::Unexplained };
+        assert_eq!(kinds(&findings), [expected], "{good:?} {bad:?}");
+        if parted {
+            assert_eq!(findings[0].blocks, [BlockId::new(5)]);
             assert_eq!(findings[0].requests_total, 3);
-            assert!(findings[0].message.contains("some id in 4..=4"), "{}", findings[0].message);
+            let some = format!("some id in {}..=5 on", good[1] + 1);
+            assert!(findings[0].message.contains(&some), "{}", findings[0].message);
         }
     }
-    // One exception on either side, and nothing is claimed.
-    let mut records: Vec<Rollout> = (0..4).map(clean).chain((4..8).map(broken)).collect();
-    records.push(clean(8));
-    assert_eq!(kinds(&judge(&records, 0.0, &[])), [FindingKind::Unexplained]);
-    records[8] = broken(8);
-    records[0] = broken(0);
-    assert_eq!(kinds(&judge(&records, 0.0, &[])), [FindingKind::Unexplained]);
+}
+
+#[test]
+fn the_first_bad_position_is_the_lowest_of_all_requests() {
+    let bad_at = |index, at: usize| {
+        let mut record = clean(index);
+        record.trainer.as_mut().unwrap()[at] = Some(LogProb::new(-9.0));
+        record
+    };
+    let findings = judge(&[bad_at(0, 2), bad_at(1, 1), bad_at(2, 3)], 0.0, &[]);
+    assert_eq!(kinds(&findings), [FindingKind::Unexplained]);
+    assert_eq!(findings[0].first_bad_position, Some(CompletionIndex::new(1)));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gapscope::base::Step;
-use gapscope::report::parquet::RolloutRow;
+use gapscope::report::parquet::{RolloutRow, TokenRow};
 use serde_json::json;
 
 use crate::common::run::{Run, SUMS};
@@ -61,8 +61,7 @@ fn a_narrow_state_index_wraps_where_the_pool_reaches_it() {
     let first = &wrapped.summary()["findings"][0];
     assert_eq!((&first["kind"], &first["step"]), (&json!("address_wrap"), &json!(3)));
     let high = |row: &RolloutRow| row.state_blocks.iter().any(|block| block.get() >= 171);
-    let named: BTreeSet<String> =
-        serde_json::from_value(first["requests"].clone()).expect("request ids");
+    let named = request_ids(first);
     let rows = wrapped.rollouts();
     let reached = rows[2].iter().filter(|row| high(row)).map(|row| row.request.to_string());
     assert_eq!(named, reached.collect());
@@ -70,6 +69,84 @@ fn a_narrow_state_index_wraps_where_the_pool_reaches_it() {
     with(&["engine.state_index_bits=64"]).assert_clean();
     // A stack hands out the same low blocks again and again.
     with(&["engine.state_index_bits=19", "engine.free_list=lifo"]).assert_clean();
+}
+
+/// A state index of 17 bits ends at block 43 of stride 3,072, where 43 * 3,072 - 2^17 = 1,024: the
+/// state of block s lands in pages s - 43, behind its first 5,632 bytes, and s - 42, in its first
+/// 1,536. Fifteen requests of five tokens fill the pool at once, three state blocks and one of keys
+/// and values each: requests 0 to 4 hold blocks 1 to 20, requests 10 to 14 hold 41 to 60.
+#[test]
+fn a_wrapped_store_overwrites_who_holds_the_page_it_lands_in() {
+    let run = Run::of(
+        SUMS,
+        &[
+            "engine.num_gpu_blocks_override=64",
+            "engine.max_num_batched_tokens=512",
+            "engine.state_index_bits=17",
+            "rollout.rollouts_per_prompt=8",
+            "steps=3",
+            SCORE_ONLY,
+        ],
+    );
+    assert_eq!(run.summary()["first_wrapped_block"], 43);
+    let found = findings(&run, "address_wrap");
+    assert_eq!(found.len(), 3, "{found:#?}");
+    let first: BTreeSet<String> = request_ids(&found[0]);
+    for n in 0..15 {
+        let named = first.contains(&format!("s1.p{}.r{}", n / 8, n % 8));
+        assert_eq!(named, !(5..10).contains(&n), "request {n} of {first:?}");
+    }
+    let message = found[0]["message"].as_str().expect("a message");
+    let start = "block 43 is the first whose state address wraps, at 2^17 / 3072: the state index \
+        is 17 bits wide; ";
+    assert!(message.starts_with(start), "{message}");
+    let named = "block 1 of s1.p0.r0 was overwritten by block 43 of s1.p1.r2 in engine step 1";
+    assert!(message.contains(named), "{message}");
+
+    let tokens = run.tokens();
+    for (found, rows) in found.iter().zip(run.rollouts()) {
+        check_wrapped_at_43(&rows, &tokens, &request_ids(found));
+    }
+}
+
+/// Whoever holds a block from 43 on is bad, whoever else is bad holds a page that such a block's
+/// state landed in, and those named are the bad ones.
+fn check_wrapped_at_43(rows: &[RolloutRow], tokens: &[TokenRow], named: &BTreeSet<String>) {
+    let own = |row: &RolloutRow| {
+        let request = row.request;
+        tokens.iter().filter(move |token| token.request == request)
+    };
+    let steps =
+        |row: &RolloutRow| -> Vec<u64> { own(row).map(|token| token.engine_step.get()).collect() };
+    let is_bad = |row: &&RolloutRow| own(row).any(|token| token.logp_decode != token.logp_trainer);
+    let high = |row: &RolloutRow| row.state_blocks.iter().any(|block| block.get() >= 43);
+    // Every prompt is one chunk: it is stored in the step of the first token.
+    let stored = |row: &RolloutRow| {
+        let step = steps(row)[0];
+        row.state_blocks.iter().map(|block| (step, block.get())).collect::<Vec<_>>()
+    };
+    let stores: Vec<(u64, u32)> =
+        rows.iter().flat_map(stored).filter(|&(_, block)| block >= 43).collect();
+    let touched = |row: &RolloutRow| {
+        let own = steps(row);
+        stores.iter().any(|&(step, block)| {
+            let mut held = row.state_blocks.iter().chain(&row.attn_blocks);
+            let pages = [block - 43, block - 42];
+            (own[0]..=own[own.len() - 1]).contains(&step)
+                && held.any(|block| pages.contains(&block.get()))
+        })
+    };
+    assert_eq!(rows.len(), 24);
+    assert!(rows.iter().filter(|row| high(row)).all(|row| is_bad(&row)));
+    assert!(rows.iter().filter(is_bad).all(|row| high(row) || touched(row)));
+    let bad: BTreeSet<String> =
+        rows.iter().filter(is_bad).map(|row| row.request.to_string()).collect();
+    assert_eq!(*named, bad);
+    assert!(bad.len() < rows.len());
+}
+
+fn request_ids(finding: &serde_json::Value) -> BTreeSet<String> {
+    serde_json::from_value(finding["requests"].clone()).expect("request ids")
 }
 
 /// Sixteen tokens hold three prompts of five and leave one: the fourth request begins with a chunk

@@ -25,9 +25,10 @@ struct Store {
 }
 
 /// What overwrote a block that a live request held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) struct Hit {
     pub(super) block: BlockId,
+    held_by: RequestId,
     by: BlockId,
     of: RequestId,
     steps: (EngineStep, EngineStep),
@@ -35,12 +36,12 @@ pub(super) struct Hit {
 
 impl fmt::Display for Hit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { block, by, of, steps: (first, last) } = self;
-        write!(f, "block {block} was overwritten by block {by} of {of} in engine step")?;
+        let Self { block, held_by, by, of, steps: (first, last) } = self;
+        write!(f, "block {block} of {held_by} was overwritten by block {by} of {of} in engine ")?;
         if first == last {
-            write!(f, " {first}")
+            write!(f, "step {first}")
         } else {
-            write!(f, "s {first} to {last}")
+            write!(f, "steps {first} to {last}")
         }
     }
 }
@@ -74,6 +75,7 @@ impl Stores {
             let others = self.within(bytes).filter(|store| store.request != request);
             others.filter(in_time).map(move |store| Hit {
                 block,
+                held_by: request,
                 by: store.block,
                 of: store.request,
                 steps: store.steps,

@@ -182,8 +182,8 @@ impl<'a> Wrap<'a> {
         if *silent > 0 {
             message += &format!(", {silent} there or above sampled nothing that could show it");
         }
-        for (case, hit) in overwritten.iter().take(OVERWRITTEN_NAMED_MAX) {
-            message += &format!("; of request {}, {hit}", case.request());
+        for (_, hit) in overwritten.iter().take(OVERWRITTEN_NAMED_MAX) {
+            message += &format!("; {hit}");
         }
         if let Some(more @ 1..) = overwritten.len().checked_sub(OVERWRITTEN_NAMED_MAX) {
             message += &format!("; and {more} more were overwritten");
