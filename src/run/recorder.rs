@@ -327,7 +327,6 @@ fn step_blocks(session: &Session, comparison: &Comparison, rollouts: &[Rollout])
     };
     StepBlocks {
         step: comparison.step,
-        num_blocks: session.engine.pool().num_blocks(),
         first_wrapped: session.first_wrapped_block(),
         floor: session.floor(),
         requests: rollouts.iter().zip(&comparison.pairs.sequences).filter_map(one).collect(),

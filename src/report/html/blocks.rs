@@ -1,7 +1,7 @@
 //! The gap of a step's requests against where their state lay.
 
 use super::scale::{LogScale, STRIP};
-use super::svg::{Anchor, Plot, BOTTOM, RED, TOP};
+use super::svg::{Anchor, Plot, BOTTOM, HALF, RED};
 use super::text::number;
 use crate::base::{BlockId, RequestId, Step};
 
@@ -9,9 +9,7 @@ use crate::base::{BlockId, RequestId, Step};
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepBlocks {
     pub step: Step,
-    /// Blocks of the pool.
-    pub num_blocks: u32,
-    /// The first block whose state address wraps.
+    /// The first block whose state address wraps, if the pool has it.
     pub first_wrapped: Option<BlockId>,
     /// Nats.
     pub floor: f64,
@@ -32,7 +30,9 @@ pub struct BlockGap {
 
 /// More requests than this are not all drawn: the bad ones are, the others evenly thinned.
 const MARKS_MAX: usize = 1500;
-const HEIGHT: f64 = 270.0;
+const HEIGHT: f64 = 300.0;
+/// Where the line of the threshold begins, under title and legend.
+const LINE_TOP: f64 = 44.0;
 
 /// What a mark's shape says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +49,14 @@ pub(super) fn draw(step: &StepBlocks) -> String {
     let shown = thin(step);
     let nonfinite = shown.iter().any(|one| !one.gap.is_finite());
     let gaps = shown.iter().map(|one| one.gap).chain([step.floor]);
-    let top = TOP + STRIP + if nonfinite { STRIP } else { 0.0 };
+    let top = LINE_TOP + STRIP + if nonfinite { STRIP } else { 0.0 };
     let scale = LogScale::new(gaps, top, HEIGHT - BOTTOM);
-    let title =
-        format!("Step {}: each request's largest gap, nats, by its highest state block", step.step);
-    let last = u64::from(step.num_blocks.max(2) - 1);
-    let mut plot = Plot::new(HEIGHT, &title, "block", 0, last);
-    plot.note(&legend(step, &shown));
+    let title = format!(
+        "Step {}: largest gap of each request, nats, by its highest state block",
+        step.step
+    );
+    let mut plot = Plot::new([HALF, HEIGHT], &title, "block", step.range());
+    plot.svg.text(0.0, 29.0, Anchor::Start, "quiet", &legend(step, &shown));
     for (y, label) in scale.ticks() {
         plot.grid(y, &label);
     }
@@ -65,12 +66,14 @@ pub(super) fn draw(step: &StepBlocks) -> String {
     if step.floor > 0.0 {
         plot.dashed(scale.y(step.floor));
     }
-    if let Some(first) = step.first_wrapped.filter(|first| u64::from(first.get()) <= last) {
+    if let Some(first) = step.first_wrapped {
         let x = plot.x(u64::from(first.get()));
-        let d = format!("M{x:.1} {:.1}V{:.1}", TOP + 2.0, HEIGHT - BOTTOM);
+        let d = format!("M{x:.1} {LINE_TOP:.1}V{:.1}", HEIGHT - BOTTOM);
         plot.svg.path(&d, "stroke=\"#111\" stroke-width=\"1.5\" stroke-dasharray=\"2 2\"", "");
+        let anchor = if x > HALF / 2.0 { Anchor::End } else { Anchor::Start };
+        let beside = if anchor == Anchor::End { x - 6.0 } else { x + 6.0 };
         let label = format!("first block whose address wraps: {first}");
-        plot.svg.text(x - 6.0, TOP + 11.0, Anchor::End, "", &label);
+        plot.svg.text(beside, LINE_TOP + 9.0, anchor, "", &label);
     }
     for one in &shown {
         let y = if one.gap.is_finite() { scale.y(one.gap) } else { top - 14.0 };
@@ -135,6 +138,17 @@ fn thin(step: &StepBlocks) -> Vec<BlockGap> {
 }
 
 impl StepBlocks {
+    /// The blocks that the requests had, with the threshold and a margin: the part of the pool in
+    /// which something is to be seen.
+    fn range(&self) -> [u64; 2] {
+        let blocks = self.requests.iter().map(|one| one.block).chain(self.first_wrapped);
+        let blocks = blocks.map(|block| u64::from(block.get()));
+        let low = blocks.clone().min().unwrap_or(0);
+        let high = blocks.max().unwrap_or(0);
+        let margin = (high - low) / 40 + 1;
+        [low.saturating_sub(margin), high + margin]
+    }
+
     fn kind(&self, one: &BlockGap) -> Kind {
         if one.gap <= self.floor {
             Kind::Clean
@@ -163,7 +177,7 @@ mod tests {
 
     fn step(first_wrapped: Option<u32>, requests: Vec<BlockGap>) -> StepBlocks {
         let first_wrapped = first_wrapped.map(BlockId::new);
-        StepBlocks { step: Step::new(12), num_blocks: 1441, first_wrapped, floor: 0.0, requests }
+        StepBlocks { step: Step::new(12), first_wrapped, floor: 0.0, requests }
     }
 
     #[test]

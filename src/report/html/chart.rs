@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::scale::{linear_ticks, LogScale, STRIP};
-use super::svg::{Plot, BOTTOM, TOP};
+use super::svg::{Plot, BOTTOM, TOP, WIDE};
 use super::text::number;
 use super::StepPoint;
 
@@ -86,7 +86,7 @@ pub(super) fn reward(points: &[StepPoint]) -> String {
 fn start(height: f64, title: &str, marks: &[Mark]) -> Plot {
     let first = marks.first().map_or(1, |mark| mark.step);
     let last = marks.last().map_or(1, |mark| mark.step);
-    Plot::new(height, title, "step", first, last)
+    Plot::new([WIDE, height], title, "step", [first, last])
 }
 
 /// How many steps share a mark, if any do.

@@ -117,26 +117,31 @@ impl Svg {
 
     /// As an element of a page that has svg.css.
     pub(in crate::report) fn into_element(self) -> String {
-        format!("<svg {}>\n{}</svg>\n", self.attributes(), self.body)
+        format!("<svg {}>\n{}</svg>\n", self.attributes(0.0), self.body)
     }
 
-    /// As a file of its own.
+    /// As a file of its own, with some white around it.
     pub(in crate::report) fn into_file(self) -> String {
+        const MARGIN: f64 = 12.0;
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" {}>\n<style>\n\
-             {}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}</svg>\n",
-            self.width,
-            self.height,
-            self.attributes(),
+             {}</style>\n<rect x=\"-{MARGIN}\" y=\"-{MARGIN}\" width=\"100%\" height=\"100%\" \
+             fill=\"#fff\"/>\n{}</svg>\n",
+            self.width + 2.0 * MARGIN,
+            self.height + 2.0 * MARGIN,
+            self.attributes(MARGIN),
             include_str!("svg.css"),
             self.body
         )
     }
 
-    fn attributes(&self) -> String {
-        let (width, height) = (self.width, self.height);
+    fn attributes(&self, margin: f64) -> String {
+        let [width, height] = [self.width, self.height].map(|side| side + 2.0 * margin);
         let title = escape(&plain(&self.title));
-        format!("viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{title}\"")
+        format!(
+            "viewBox=\"{0} {0} {width} {height}\" role=\"img\" aria-label=\"{title}\"",
+            0.0 - margin
+        )
     }
 }
 
@@ -148,7 +153,9 @@ fn tooltip(label: &str) -> String {
     }
 }
 
-const WIDTH: f64 = 880.0;
+/// A chart of a page's wide column, and one of two side by side.
+pub(super) const WIDE: f64 = 880.0;
+pub(super) const HALF: f64 = 680.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 /// Room for the title, and for the labels of the x axis.
@@ -164,9 +171,9 @@ pub(super) struct Plot {
 }
 
 impl Plot {
-    /// An empty frame of that height; `axis` names what the x axis counts.
-    pub(super) fn new(height: f64, title: &str, axis: &str, first: u64, last: u64) -> Self {
-        let mut plot = Self::bare(height, height - BOTTOM, title, first, last);
+    /// An empty frame; `axis` names what the x axis counts.
+    pub(super) fn new(size: [f64; 2], title: &str, axis: &str, [first, last]: [u64; 2]) -> Self {
+        let mut plot = Self::bare(size, size[1] - BOTTOM, title, [first, last]);
         for tick in step_ticks(first, last) {
             let x = plot.x(tick);
             plot.tick(x);
@@ -177,12 +184,21 @@ impl Plot {
     }
 
     /// Without any label under the x axis, which is at `bottom`.
-    pub(super) fn bare(height: f64, bottom: f64, title: &str, first: u64, last: u64) -> Self {
-        Self { svg: Svg::new(WIDTH, height, title), bottom, first, last }
+    pub(super) fn bare(
+        [width, height]: [f64; 2],
+        bottom: f64,
+        title: &str,
+        [first, last]: [u64; 2],
+    ) -> Self {
+        Self { svg: Svg::new(width, height, title), bottom, first, last }
+    }
+
+    fn right(&self) -> f64 {
+        self.svg.width - RIGHT
     }
 
     pub(super) fn x(&self, at: u64) -> f64 {
-        let (left, width) = (LEFT + 8.0, WIDTH - LEFT - RIGHT - 16.0);
+        let (left, width) = (LEFT + 8.0, self.right() - LEFT - 16.0);
         if self.first == self.last {
             return left + width / 2.0;
         }
@@ -195,11 +211,11 @@ impl Plot {
 
     /// Small print at the right of the title.
     pub(super) fn note(&mut self, text: &str) {
-        self.svg.text(WIDTH - RIGHT, 12.0, Anchor::End, "quiet", text);
+        self.svg.text(self.right(), 12.0, Anchor::End, "quiet", text);
     }
 
     pub(super) fn centered(&mut self, y: f64, text: &str) {
-        self.svg.text((LEFT + WIDTH - RIGHT) / 2.0, y, Anchor::Middle, "", text);
+        self.svg.text((LEFT + self.right()) / 2.0, y, Anchor::Middle, "", text);
     }
 
     pub(super) fn label_left(&mut self, y: f64, label: &str) {
@@ -218,7 +234,7 @@ impl Plot {
     }
 
     fn across(&mut self, y: f64, style: &str) {
-        self.svg.path(&format!("M{LEFT} {y:.1}H{}", WIDTH - RIGHT), style, "");
+        self.svg.path(&format!("M{LEFT} {y:.1}H{}", self.right()), style, "");
     }
 
     pub(super) fn stem(&mut self, x: f64, from: f64, to: f64) {

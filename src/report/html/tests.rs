@@ -83,7 +83,6 @@ fn page_of(summary: &Summary) -> String {
     let request = RequestId::new(12, 0, 3);
     let blocks = StepBlocks {
         step: Step::new(12),
-        num_blocks: 1441,
         first_wrapped: Some(BlockId::new(1366)),
         floor: 0.0,
         requests: vec![BlockGap { request, block: BlockId::new(1366), gap: 8.25, stale: false }],

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::scale::{linear_ticks, LogScale, STRIP};
-use super::svg::{Anchor, Plot, TOP};
+use super::svg::{Anchor, Plot, HALF};
 use super::text::{number, plain, shorten};
 use crate::base::RequestId;
 use crate::gap::PairedToken;
@@ -25,6 +25,7 @@ pub struct TracedToken {
 const TOKENS_MAX: usize = 56;
 const BEFORE_FIRST_BAD: usize = 4;
 /// Rows of the picture: log-probabilities, gaps, then index and text of each token.
+const LOGP_TOP: f64 = 50.0;
 const LOGP_BOTTOM: f64 = 170.0;
 const GAP_TOP: f64 = 196.0;
 const GAP_BOTTOM: f64 = 300.0;
@@ -50,19 +51,18 @@ pub(super) fn draw(trace: &Trace, floor: Option<f64>) -> String {
     let longest = texts.iter().map(|text| text.chars().count()).max().unwrap_or(0);
     let last = tokens.len().max(1) as u64 - 1;
     // Labels that do not fit side by side stand on end.
-    let room = 780.0 / tokens.len().max(1) as f64;
+    let room = (HALF - 100.0) / tokens.len().max(1) as f64;
     let upright = longest as f64 * 7.0 > room;
     let height = GAP_BOTTOM + 28.0 + if upright { longest as f64 * 7.0 + 6.0 } else { 14.0 };
-    let mut plot = Plot::bare(height, GAP_BOTTOM, &title, 0, last);
+    let mut plot = Plot::bare([HALF, height], GAP_BOTTOM, &title, [0, last]);
     let count = match tokens.len() {
         n if n < trace.tokens.len() => {
-            format!("tokens {} to {} of {}   ", start + 1, start + n, trace.tokens.len())
+            format!("   tokens {} to {} of {}", start + 1, start + n, trace.tokens.len())
         }
         _ => String::new(),
     };
-    plot.note(&format!(
-        "{count}\u{25cb} engine, as sampled   \u{d7} trainer   \u{25c6} gap over the floor"
-    ));
+    let legend = "\u{25cb} engine, as sampled   \u{d7} trainer   \u{25c6} gap over the floor";
+    plot.svg.text(0.0, 29.0, Anchor::Start, "quiet", &format!("{legend}{count}"));
     logprobs(&mut plot, &tokens);
     gaps(&mut plot, &tokens, floor);
     for (i, (token, text)) in std::iter::zip(&tokens, &texts).enumerate() {
@@ -90,17 +90,18 @@ fn logprobs(plot: &mut Plot, tokens: &[&TracedToken]) {
     let finite = || tokens.iter().flat_map(|token| sides(token)).filter(|logp| logp.is_finite());
     let ticks = linear_ticks(finite().fold(f64::INFINITY, f64::min), finite().fold(0.0, f64::max));
     let (low, high) = (ticks[0], ticks[ticks.len() - 1]);
-    let top = TOP + 22.0;
-    let below = LOGP_BOTTOM - STRIP;
+    let top = LOGP_TOP + 12.0;
+    let nonfinite = tokens.iter().any(|token| !token.paired.is_finite());
+    let below = LOGP_BOTTOM - if nonfinite { STRIP } else { 0.0 };
     let y = |logp: f64| match logp.is_finite() {
         true => below - (logp - low) / (high - low) * (below - top),
         false => LOGP_BOTTOM,
     };
-    plot.svg.text(0.0, TOP + 8.0, Anchor::Start, "quiet", "log-probability, nats");
+    plot.svg.text(0.0, LOGP_TOP, Anchor::Start, "quiet", "log-probability, nats");
     for &tick in &ticks {
         plot.grid(y(tick), &number(tick));
     }
-    if tokens.iter().any(|token| !token.paired.is_finite()) {
+    if nonfinite {
         plot.label_left(LOGP_BOTTOM, "NaN, inf");
     }
     for (side, style) in [(0, ""), (1, " stroke-dasharray=\"4 3\"")] {

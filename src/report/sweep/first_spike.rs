@@ -138,13 +138,15 @@ fn clip([a, b]: [(f64, f64); 2], top: f64, bottom: f64) -> Option<[(f64, f64); 2
     (!outside).then(|| [end(a), end(b)])
 }
 
-/// 1, 2, 5, 10, ... or whole decades where those are too many.
+/// 1, 2, 5, 10, ... or whole decades where those are too many; and the last step.
 fn log_ticks(last: u64) -> Vec<u64> {
     let decades = || (0..=last.ilog10()).map(|decade| 10_u64.pow(decade));
-    if last >= 10_000 {
-        return decades().collect();
-    }
-    decades().flat_map(|ten| [ten, 2 * ten, 5 * ten]).filter(|&step| step <= last).collect()
+    let ticks: Vec<u64> = match last {
+        10_000.. => decades().collect(),
+        _ => decades().flat_map(|ten| [ten, 2 * ten, 5 * ten]).collect(),
+    };
+    // The last one has a line of its own, if the one before leaves room for its number.
+    ticks.into_iter().filter(|step| step + step / 4 < last).chain([last]).collect()
 }
 
 /// A row a point, its steps to the right: any knobs, however many.
@@ -263,8 +265,9 @@ mod tests {
     #[test]
     fn ticks_are_few() {
         assert_eq!(log_ticks(2), [1, 2]);
-        assert_eq!(log_ticks(48), [1, 2, 5, 10, 20]);
-        assert_eq!(log_ticks(u64::MAX).len(), 20);
+        assert_eq!(log_ticks(48), [1, 2, 5, 10, 20, 48]);
+        assert_eq!(log_ticks(11), [1, 2, 5, 11]);
+        assert_eq!(log_ticks(u64::MAX).len(), 21);
     }
 
     #[test]

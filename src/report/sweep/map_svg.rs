@@ -208,19 +208,20 @@ fn tooltip(point: &SweepPoint, cell: &Cell, (first, last): (u64, u64)) -> String
 fn legend(svg: &mut Svg, map: &Map, frame: &Frame) {
     let y = frame.bottom + 18.0;
     let (low, high) = map.scale.decades();
+    const BAR: f64 = 14.0;
     let width = 200.0;
     for i in 0..40 {
         let gap = 10_f64.powf(f64::from(low) + f64::from(high - low) * f64::from(i) / 39.0);
         let [r, g, b] = map.colour(gap);
-        let rect = [f64::from(i) * width / 40.0, y, width / 40.0 + 0.3, 12.0];
+        let rect = [BAR + f64::from(i) * width / 40.0, y, width / 40.0 + 0.3, 12.0];
         svg.rect(rect, &format!("fill=\"#{r:02x}{g:02x}{b:02x}\""), "");
     }
     let every = (high - low) / 6 + 1;
     for decade in (low..=high).step_by(every as usize) {
-        let x = f64::from(decade - low) / f64::from(high - low) * width;
+        let x = BAR + f64::from(decade - low) / f64::from(high - low) * width;
         svg.text(x, y + 25.0, Anchor::Middle, "", &power_of_ten(decade));
     }
-    svg.text(0.0, y + 41.0, Anchor::Start, "quiet", "largest gap, nats");
+    svg.text(BAR, y + 41.0, Anchor::Start, "quiet", "largest gap, nats");
 
     let cell = |shown, spike, predicted, differs| Some(Cell { shown, spike, predicted, differs });
     let gap = Shown::Gap(10_f64.powi(high));
@@ -233,7 +234,7 @@ fn legend(svg: &mut Svg, map: &Map, frame: &Frame) {
         (cell(Shown::NonFinite, true, false, false), "not finite"),
         (None, "not run"),
     ];
-    let (start, end) = (width + 20.0, frame.right + RIGHT[3]);
+    let (start, end) = (BAR + width + 24.0, frame.right + RIGHT[3]);
     let (mut x, mut y) = (start, y);
     for (sample, name) in samples {
         let room = name.chars().count() as f64 * 5.6 + 42.0;

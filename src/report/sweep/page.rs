@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::super::html::text::{count, escape, number, optional, visible};
+use super::super::html::text::{count, escape, number, optional, shorten, visible};
 use super::super::html::{document, nats};
 use super::victims::{Found, Victim, SHOWN_MAX};
 use super::words::{not_yet, outcome, short_names, steps, value_text, windows};
@@ -83,9 +83,9 @@ const COLUMNS: [&str; 15] = [
     "spikes",
     "replay",
     "first",
-    "closed form",
+    "on paper",
     "period",
-    "closed form",
+    "on paper",
     "largest gap",
     "bad requests",
     "blocks",
@@ -96,6 +96,9 @@ const COLUMNS: [&str; 15] = [
     "preempted",
     "findings",
 ];
+
+/// Longer lists of steps are whole under the pointer, and in sweep.csv.
+const CELL_CHARS: usize = 26;
 
 fn table(sweep: &Sweep) -> String {
     let mut html = String::from(
@@ -112,7 +115,8 @@ fn table(sweep: &Sweep) -> String {
                 .expect("a string grows");
         }
         for cell in cells(point) {
-            write!(html, "<td>{}</td>", escape(&cell)).expect("a string grows");
+            let (whole, short) = (escape(&cell), escape(&shorten(&cell, CELL_CHARS)));
+            write!(html, "<td title=\"{whole}\">{short}</td>").expect("a string grows");
         }
         let link = match point.outcome {
             Outcome::Done { .. } => {
@@ -247,8 +251,11 @@ fn one_victim(sweep: &Sweep, point: &SweepPoint, victim: &Victim) -> String {
     html + "</table>\n</article>\n"
 }
 
-/// Bytes that two texts begin with alike, whole characters.
+/// Bytes that two texts begin with alike: whole characters, and no part of an escape such as `\xff`,
+/// which stands for one byte.
 fn common_prefix(a: &str, b: &str) -> usize {
     let same = std::iter::zip(a.chars(), b.chars()).take_while(|(a, b)| a == b);
-    same.map(|(c, _)| c.len_utf8()).sum()
+    let same: usize = same.map(|(c, _)| c.len_utf8()).sum();
+    let escape = a[..same].rfind("\\x").filter(|start| same - start < r"\xff".len());
+    escape.unwrap_or(same)
 }

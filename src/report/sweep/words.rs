@@ -54,26 +54,29 @@ pub(super) fn outcome(sweep: &Sweep) -> String {
     if done == 0 {
         return text + ".";
     }
-    let firsts = || {
-        let summaries = sweep.points.iter().filter_map(SweepPoint::summary);
-        summaries.filter_map(|summary| summary.first_spike_step)
-    };
-    text += &match (firsts().min(), firsts().max()) {
-        (Some(early), Some(late)) => {
-            let steps = if early == late {
-                format!("at step {early}")
-            } else {
-                format!("at steps {early} to {late}")
-            };
-            match firsts().count() {
-                n if n == done => format!("; every one has a spike, the first {steps}"),
-                1 => format!("; 1 has a spike, first {steps}"),
-                n => format!("; {n} have a spike, the first {steps}"),
-            }
-        }
-        _ => "; none has a spike".to_owned(),
+    let summaries = sweep.points.iter().filter_map(SweepPoint::summary);
+    let firsts: Vec<Step> = summaries.filter_map(|summary| summary.first_spike_step).collect();
+    text += &match firsts.len() {
+        0 => "; none has a spike".to_owned(),
+        n if n == done => format!("; every one has a spike, first at {}", first_steps(&firsts)),
+        n => format!("; {n} of them with a spike, first at {}", first_steps(&firsts)),
     };
     text + &replay(sweep) + "."
+}
+
+/// In the order of the points, where they are few.
+fn first_steps(steps: &[Step]) -> String {
+    const LISTED_MAX: usize = 12;
+    let (low, high) = (steps.iter().min(), steps.iter().max());
+    let (low, high) = (low.expect("there is one"), high.expect("there is one"));
+    if low == high {
+        format!("step {low}")
+    } else if steps.len() <= LISTED_MAX {
+        let listed: Vec<String> = steps.iter().map(Step::to_string).collect();
+        format!("steps {} in the order of the points", listed.join(", "))
+    } else {
+        format!("steps {low} to {high}")
+    }
 }
 
 fn replay(sweep: &Sweep) -> String {
