@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test binary uses its own part.
 
 pub mod dense;
+pub mod play;
 pub mod run;
 
 use std::path::{Path, PathBuf};
