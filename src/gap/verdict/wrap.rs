@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashSet};
 use super::lived::Lived;
 use super::overwrite::{Hit, Stores};
 use super::{cases, split, Case, Culprit, Evidence};
-use crate::base::BlockId;
+use crate::base::{BlockId, RequestId};
 use crate::gap::finding::FindingKind;
 use crate::gap::pair::Leg;
 use crate::ops::pages::StateView;
@@ -36,8 +36,7 @@ pub(super) fn address_wrap<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Opt
         is_bad: case.sequence.is_bad(evidence.floor),
     };
     let witnesses: Vec<Witness> = cases(evidence).map(witness).collect();
-    let held = witnesses.iter().flat_map(|witness| &witness.lives);
-    let highest = held.filter_map(Lived::highest_state_block).max()?;
+    let highest = lives(&witnesses).filter_map(|(_, lived)| lived.highest_state_block()).max()?;
     let widths = match evidence.index_bits {
         Some(known) => known..known + 1,
         None => BITS,
@@ -63,6 +62,12 @@ struct Witness<'a> {
     case: Case<'a>,
     lives: Vec<Lived<'a>>,
     is_bad: bool,
+}
+
+/// Every life of the step, and whose it is.
+fn lives<'a>(witnesses: &'a [Witness<'a>]) -> impl Iterator<Item = (RequestId, &'a Lived<'a>)> {
+    let of = |one: &'a Witness<'a>| one.lives.iter().map(|lived| (one.case.request(), lived));
+    witnesses.iter().flat_map(of)
 }
 
 /// Why a request is bad.
@@ -119,15 +124,11 @@ struct Wrap<'a> {
 impl<'a> Wrap<'a> {
     fn explaining(witnesses: &[Witness<'a>], state: &StateView, bits: u32) -> Option<Self> {
         let first = BlockId::new(u32::try_from(first_wrapped(state, bits)).ok()?);
-        let lives = || {
-            let lives = |witness: &'_ Witness<'a>| witness.case.request();
-            witnesses.iter().flat_map(move |one| one.lives.iter().map(move |l| (lives(one), l)))
-        };
         let came_back = |lived: &Lived| lived.handed_over_bad() == Some(false);
-        if lives().any(|(_, lived)| lived.holds(first) && came_back(lived)) {
+        if lives(witnesses).any(|(_, lived)| lived.holds(first) && came_back(lived)) {
             return None;
         }
-        let stores = Stores::new(lives(), state, first, bits);
+        let stores = Stores::new(lives(witnesses), state, first, bits);
         let (mut victims, mut shown, mut overwritten) = (Vec::new(), 0, Vec::new());
         for witness in witnesses.iter().filter(|witness| witness.is_bad) {
             let reasons = witness.reasons(first, &stores)?;
@@ -135,13 +136,14 @@ impl<'a> Wrap<'a> {
             shown += usize::from(reasons.shown);
             overwritten.extend(reasons.hits.into_iter().map(|hit| (witness.case, hit)));
         }
-        let fine = || witnesses.iter().filter(|witness| !witness.is_bad);
-        let below = fine().filter(|one| !one.held(first) && one.lives.iter().any(came_back));
+        let (high, low): (Vec<&Witness>, Vec<&Witness>) =
+            witnesses.iter().filter(|one| !one.is_bad).partition(|one| one.held(first));
         let highest = |one: &Witness| one.lives.iter().filter_map(Lived::highest_state_block).max();
-        let (good, silent) =
-            (below.filter_map(highest).collect(), fine().filter(|one| one.held(first)).count());
+        let tested = low.into_iter().filter(|one| one.lives.iter().any(came_back));
+        let (good, silent) = (tested.filter_map(highest).collect(), high.len());
         let found = Self { bits, first, victims, shown, good, silent, overwritten };
-        (!found.victims.is_empty()).then_some(found)
+        let says_something = !found.victims.is_empty() || !found.overwritten.is_empty();
+        says_something.then_some(found)
     }
 
     /// Whether this step alone says so.

@@ -291,10 +291,14 @@ fn widths_that_fit_as_well_are_named_until_one_is_known() {
 #[test]
 fn where_all_are_bad_only_an_earlier_step_tells_the_width() {
     let all_bad = &overwritten()[3..];
+    // Of one token, which its prefill row sampled.
+    let mut silent = rollout(0, &[-0.5], &[-0.5]);
+    state_blocks(&mut silent, &[1_366]);
     for (records, known, expected) in [
         (all_bad, None, FindingKind::Unexplained),
         (all_bad, Some(22), FindingKind::AddressWrap),
         (&all_bad[..1], Some(22), FindingKind::AddressWrap),
+        (&[silent, overwritten()[6].clone()], Some(22), FindingKind::AddressWrap),
         (&all_bad[3..], Some(22), FindingKind::Unexplained),
         (all_bad, Some(23), FindingKind::Unexplained),
         (&overwritten(), Some(21), FindingKind::Unexplained),
