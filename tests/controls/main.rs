@@ -60,9 +60,9 @@ max_operand = 99
 prompt_tokens = 12
 "#;
 
-/// What vLLM #32118 left open, first: every row has one token. Twelve is a multiple of 4, 3 and 2, so
-/// prompts are computed in whole chunks beside none, one and two decodes; beside three, the fourth
-/// prompt gets one token.
+/// What vLLM #32118 left open, first: every row has one token. Twelve is a multiple of 4, 3 and 2,
+/// so prompts are computed in whole chunks beside none, one and two decodes; beside three, the
+/// fourth prompt gets one token.
 const ONE_TOKEN_ROWS: &str = r#"
 name = "one-token-rows"
 seed = 7
