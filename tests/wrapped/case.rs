@@ -2,11 +2,13 @@
 
 use std::fmt::Write;
 
-use gapscope::base::{RequestId, Stream, TokenId};
+use gapscope::base::{LogProb, RequestId, Stream, TokenId};
 use gapscope::config::Config;
-use gapscope::engine::{layout, Completion, Engine, Forecast, GenerationRequest, Layout, Replay};
+use gapscope::engine::{
+    layout, Completion, Engine, Forecast, GenerationRequest, Layout, Replay, SampledToken,
+};
 use gapscope::model::{HfConfig, Plan, Preset};
-use gapscope::trainer::{Sequence, Trainer};
+use gapscope::trainer::{Sequence, SequenceScores, Trainer};
 
 use super::common::{config, random_weights};
 
@@ -36,8 +38,8 @@ pub struct Outcome {
     pub bits: u32,
     pub completions: Vec<Completion>,
     pub forecasts: Vec<Forecast>,
-    /// The first sampled token whose log-probability is not the trainer's, bit for bit.
-    pub measured: Vec<Option<u32>>,
+    /// By completion and sampled token, whether the trainer's log-probability has other bits.
+    pub gaps: Vec<Vec<bool>>,
     pub preemptions: u64,
 }
 
@@ -46,10 +48,10 @@ pub fn pick<T: Copy>(stream: &mut Stream, items: &[T]) -> T {
 }
 
 /// Sizes from a list, so that pages differ in padding, groups and buffers.
-fn shape(stream: &mut Stream) -> HfConfig {
-    let num_attention_heads = pick(stream, &[2, 4]);
+fn shape(stream: &mut Stream, kind: Kind) -> HfConfig {
     let attn_layer_period = stream.integer(2, 4) as usize;
-    HfConfig {
+    let num_attention_heads = pick(stream, &[2, 4]);
+    let hf = HfConfig {
         vocab_size: VOCAB as usize,
         hidden_size: num_attention_heads * pick(stream, &[4, 6, 8]),
         intermediate_size: 16,
@@ -58,11 +60,24 @@ fn shape(stream: &mut Stream) -> HfConfig {
         num_key_value_heads: pick(stream, &[1, 2]),
         attn_layer_period,
         attn_layer_offset: stream.integer(0, attn_layer_period as u64 - 1) as usize,
-        mamba_d_state: pick(stream, &[4, 7, 8, 16]),
+        mamba_d_state: pick(stream, &[7, 8, 16]),
         mamba_d_conv: pick(stream, &[2, 3, 4]),
         mamba_expand: pick(stream, &[1, 2]),
         mamba_dt_rank: 2,
         ..Preset::TinyJamba.config()
+    };
+    if kind != Kind::Pressed {
+        return hf;
+    }
+    // So large a state that the 8th block wraps at 14 bits, and so many heads that a request needs
+    // a second attention block at 16 or 32 tokens.
+    HfConfig {
+        hidden_size: 32,
+        num_attention_heads: 4,
+        num_key_value_heads: 4,
+        mamba_d_state: 16,
+        mamba_expand: 2,
+        ..hf
     }
 }
 
@@ -77,9 +92,7 @@ fn limits(stream: &mut Stream, kind: Kind, bits: u32, prompt: Option<u64>) -> (S
     if let (Kind::Splits, Some(prompt)) = (kind, prompt) {
         budget = prompt * stream.integer(1, 3) + 1;
     }
-    if !chunked {
-        budget = budget.max(MODEL_LEN);
-    }
+    budget = budget.max(if chunked { running } else { MODEL_LEN });
     let split = match kind {
         Kind::Plain => "is_prefilling",
         Kind::Splits => pick(stream, &["computed_tokens", "scheduled_tokens", "scheduled_tokens"]),
@@ -123,7 +136,13 @@ fn num_blocks(stream: &mut Stream, kind: Kind, layout: &Layout, bits: u32, runni
 }
 
 /// The requests of one turn of the loop: rollouts of a prompt have it in common.
-fn requests(stream: &mut Stream, step: u64, prompt: Option<u64>) -> Vec<GenerationRequest> {
+fn requests(
+    stream: &mut Stream,
+    kind: Kind,
+    step: u64,
+    prompt: Option<u64>,
+) -> Vec<GenerationRequest> {
+    let most = if kind == Kind::Pressed { MODEL_LEN - PROMPT_MAX } else { 12 };
     let (prompts, each) = (stream.integer(2, 4), stream.integer(2, 8));
     let mut requests = Vec::new();
     for prompt_id in 0..prompts as u32 {
@@ -134,7 +153,7 @@ fn requests(stream: &mut Stream, step: u64, prompt: Option<u64>) -> Vec<Generati
             requests.push(GenerationRequest {
                 id: RequestId::new(step, prompt_id, rollout),
                 prompt: prompt.clone(),
-                max_new_tokens: stream.integer(1, 12) as u32,
+                max_new_tokens: stream.integer(1, most) as u32,
                 ignore_eos: true,
                 eos_token_ids: Vec::new(),
             });
@@ -156,28 +175,32 @@ pub fn pair(hf: &HfConfig, config: &Config, seed: u64) -> (Engine, Trainer) {
     (engine, trainer)
 }
 
-/// By completion, the first sampled token that the trainer scores with other bits.
-pub fn first_gaps(trainer: &Trainer, config: &Config, done: &[Completion]) -> Vec<Option<u32>> {
+/// By completion and sampled token, whether the trainer's log-probability has other bits.
+pub fn gaps(trainer: &Trainer, config: &Config, done: &[Completion]) -> Vec<Vec<bool>> {
     let sequence = |done: &Completion| Sequence {
         tokens: done.prompt.iter().copied().chain(done.token_ids()).collect(),
         prompt_len: done.prompt.len(),
     };
     let sequences: Vec<Sequence> = done.iter().map(sequence).collect();
     let scores = trainer.score(&sequences, &config.contract()).expect("scores");
-    let first = |(done, scores): (&Completion, gapscope::trainer::SequenceScores)| {
-        let differs = |place: &usize| {
-            let (engine, trainer) = (done.tokens[*place].logp, scores.contract[*place]);
-            engine.get().to_bits() != trainer.get().to_bits()
-        };
-        (0..done.tokens.len()).find(differs).map(|place| place as u32)
+    let differ = |(sampled, scored): (&SampledToken, &LogProb)| {
+        sampled.logp.get().to_bits() != scored.get().to_bits()
     };
-    done.iter().zip(scores).map(first).collect()
+    let of = |(done, scores): (&Completion, &SequenceScores)| {
+        done.tokens.iter().zip(&scores.contract).map(differ).collect()
+    };
+    done.iter().zip(&scores).map(of).collect()
+}
+
+/// The sampled token with the first gap.
+pub fn first_gap(gaps: &[bool]) -> Option<u32> {
+    gaps.iter().position(|gap| *gap).map(|place| place as u32)
 }
 
 pub fn run(seed: u64, kind: Kind) -> Outcome {
     let mut stream = Stream::new(seed, "wrapped", 0);
-    let hf = shape(&mut stream);
-    let most = pick(&mut stream, &[15, 17, 24]);
+    let hf = shape(&mut stream, kind);
+    let most = pick(&mut stream, &[14, 15, 16, 24]);
     let bits = stream.integer(14, most) as u32;
     // Prompts of one length, or of any.
     let prompt = (stream.integer(0, 1) == 0).then(|| stream.integer(2, PROMPT_MAX));
@@ -194,13 +217,13 @@ pub fn run(seed: u64, kind: Kind) -> Outcome {
     let mut replay = Replay::new(layout.clone(), num_blocks as u32, &config.engine);
     let (mut completions, mut forecasts) = (Vec::new(), Vec::new());
     for step in 1..=stream.integer(2, 5) {
-        let requests = requests(&mut stream, step, prompt);
+        let requests = requests(&mut stream, kind, step, prompt);
         forecasts.extend(replay.generate(requests.clone()).expect("requests that fit"));
         completions.extend(engine.generate(requests).expect("requests that fit"));
     }
     assert_eq!(replay.statistics(), engine.statistics(), "{seed}: {text}");
-    let measured = first_gaps(&trainer, &config, &completions);
+    let gaps = gaps(&trainer, &config, &completions);
     let preemptions = engine.statistics().preemptions;
     let text = format!("case {seed}\n{text}{hf:?}");
-    Outcome { kind, text, hf, layout, bits, completions, forecasts, measured, preemptions }
+    Outcome { kind, text, hf, layout, bits, completions, forecasts, gaps, preemptions }
 }
