@@ -53,7 +53,7 @@ fn shape(stream: &mut Stream, kind: Kind) -> HfConfig {
     let num_attention_heads = pick(stream, &[2, 4]);
     let hf = HfConfig {
         vocab_size: VOCAB as usize,
-        hidden_size: num_attention_heads * pick(stream, &[4, 6, 8]),
+        hidden_size: num_attention_heads * pick(stream, &[6, 8, 8]),
         intermediate_size: 16,
         num_hidden_layers: stream.integer(2, 5) as usize,
         num_attention_heads,
