@@ -3,6 +3,7 @@
 use super::super::html::scale::step_ticks;
 use super::super::html::svg::{Anchor, Svg, RED};
 use super::super::html::text::{number, shorten};
+use super::knobs::Knobs;
 use super::words::{short_names, value_text};
 use super::{Outcome, Sweep, SweepPoint};
 
@@ -153,18 +154,16 @@ fn log_ticks(last: u64) -> Vec<u64> {
 fn row_a_point(sweep: &Sweep) -> Svg {
     const ROW: f64 = 22.0;
     const TOP: f64 = 40.0;
-    const NAME_CHARS: usize = 46;
-    let names = sweep.points.iter().map(|point| shorten(&point.name, NAME_CHARS));
-    let names: Vec<String> = names.collect();
-    let chars = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let left = f64::max(chars as f64 * 6.2 + 10.0, 40.0);
-    let bottom = TOP + names.len().max(1) as f64 * ROW;
+    let knobs = Knobs::of(sweep);
+    let left = knobs.width();
+    let width = left + 520.0;
+    let bottom = TOP + sweep.points.len().max(1) as f64 * ROW;
     let last = last_step(sweep);
-    let never = WIDTH - 60.0;
+    let never = width - 60.0;
     let x = Axis { low: 1.0, high: last as f64, log: false, from: left + 12.0, to: never - 50.0 };
 
-    let mut svg = Svg::new(WIDTH, bottom + 34.0, TITLE);
-    svg.text(WIDTH, 12.0, Anchor::End, "quiet", &format!("{LEGEND}| closed form"));
+    let mut svg = Svg::new(width, bottom + 34.0, TITLE);
+    svg.text(width, 12.0, Anchor::End, "quiet", &format!("{LEGEND}| closed form"));
     for step in step_ticks(1, last) {
         let at = x.at(step as f64);
         svg.path(&format!("M{at:.1} {TOP}V{bottom}"), "stroke=\"#ddd\"", "");
@@ -173,10 +172,11 @@ fn row_a_point(sweep: &Sweep) -> Svg {
     svg.text(left, bottom + 30.0, Anchor::Start, "quiet", "step");
     svg.path(&format!("M{never} {TOP}V{bottom}"), "stroke=\"#bbb\" stroke-dasharray=\"2 3\"", "");
     svg.text(never, bottom + 15.0, Anchor::Middle, "", "no spike");
-    for (i, (point, name)) in std::iter::zip(sweep.points, &names).enumerate() {
+    knobs.header(&mut svg, TOP - 6.0);
+    for (i, point) in sweep.points.iter().enumerate() {
         let y = TOP + (i as f64 + 0.5) * ROW;
-        svg.text(left, y + 4.0, Anchor::End, "", name);
-        svg.path(&format!("M{left:.1} {y:.1}H{WIDTH}"), "stroke=\"#eee\"", "");
+        knobs.row(&mut svg, y + 4.0, point);
+        svg.path(&format!("M{left:.1} {y:.1}H{width}"), "stroke=\"#eee\"", "");
         if let Some(step) = closed_step(point).filter(|step| (1.0..=last as f64).contains(step)) {
             let d = format!("M{:.1} {:.1}v16", x.at(step), y - 8.0);
             svg.path(&d, "stroke=\"#111\" stroke-width=\"1.5\"", &label(point));

@@ -3,8 +3,9 @@
 use super::super::html::scale::{power_of_ten, step_ticks};
 use super::super::html::svg::{Anchor, Svg, RED};
 use super::super::html::text::{count, number, optional, shorten};
+use super::knobs::Knobs;
 use super::map::{Cell, Map, Shown};
-use super::words::{not_yet, short_names, value_text};
+use super::words::not_yet;
 use super::{Outcome, Sweep, SweepPoint};
 
 const TITLE: &str = "Spike map: largest gap of each step, nats";
@@ -12,14 +13,11 @@ const TOP: f64 = 60.0;
 const LEGEND: f64 = 68.0;
 /// What stands right of the cells: blocks, laps, verdict.
 const RIGHT: [f64; 4] = [70.0, 116.0, 128.0, 330.0];
-/// Characters of a knob's name or value, and the width of one, pixels.
-const KNOB_CHARS: usize = 24;
-const CHAR: f64 = 6.4;
 
 /// Where things stand.
-struct Frame {
-    /// Right edge of each axis's labels.
-    knobs: Vec<f64>,
+struct Frame<'a> {
+    knobs: Knobs<'a>,
+    /// Of the cells.
     left: f64,
     cell: f64,
     row: f64,
@@ -31,11 +29,11 @@ pub(super) fn draw(sweep: &Sweep) -> Svg {
     let map = Map::of(sweep);
     let frame = Frame::of(sweep, &map);
     let mut svg = Svg::new(frame.right + RIGHT[3], frame.bottom + LEGEND, TITLE);
-    headers(&mut svg, sweep, &frame);
+    headers(&mut svg, &frame);
     steps_axis(&mut svg, &map, &frame);
     for (i, (point, cells)) in std::iter::zip(sweep.points, &map.rows).enumerate() {
         let y = TOP + i as f64 * frame.row;
-        labels(&mut svg, sweep, point, &frame, y);
+        labels(&mut svg, point, &frame, y);
         for run in not_run(cells) {
             let [x, width] = [run.start, run.len()].map(|n| n as f64 * frame.cell);
             let rect = [frame.left + x, y + 3.0, width, frame.row - 6.0];
@@ -54,18 +52,11 @@ pub(super) fn draw(sweep: &Sweep) -> Svg {
     svg
 }
 
-impl Frame {
-    fn of(sweep: &Sweep, map: &Map) -> Self {
+impl<'a> Frame<'a> {
+    fn of(sweep: &Sweep<'a>, map: &Map) -> Self {
         let rows = sweep.points.len();
-        let mut left = 0.0;
-        let knobs = std::iter::zip(sweep.axes, short_names(sweep.axes)).map(|(key, name)| {
-            let values = sweep.points.iter().map(|point| value_text(point.value(key)));
-            let chars = values.map(|text| text.chars().count()).chain([name.chars().count()]).max();
-            left += chars.unwrap_or(0).min(KNOB_CHARS) as f64 * CHAR + 14.0;
-            left - 14.0
-        });
-        let knobs = knobs.collect();
-        let left = f64::max(left, 40.0);
+        let knobs = Knobs::of(sweep);
+        let left = knobs.width();
         let columns = map.columns.len() as f64;
         let cell = f64::min(760.0 / columns, 26.0);
         let row = if rows <= 30 { 24.0 } else { 16.0 };
@@ -78,10 +69,8 @@ impl Frame {
     }
 }
 
-fn headers(svg: &mut Svg, sweep: &Sweep, frame: &Frame) {
-    for (x, name) in std::iter::zip(&frame.knobs, short_names(sweep.axes)) {
-        svg.text(*x, TOP - 8.0, Anchor::End, "quiet", &shorten(name, KNOB_CHARS));
-    }
+fn headers(svg: &mut Svg, frame: &Frame) {
+    frame.knobs.header(svg, TOP - 8.0);
     for (x, name) in std::iter::zip(RIGHT, ["blocks", "laps"]) {
         svg.text(frame.right + x - 8.0, TOP - 8.0, Anchor::End, "quiet", name);
     }
@@ -105,12 +94,9 @@ fn steps_axis(svg: &mut Svg, map: &Map, frame: &Frame) {
     svg.text(frame.left, TOP - 22.0, Anchor::Start, "quiet", &name);
 }
 
-fn labels(svg: &mut Svg, sweep: &Sweep, point: &SweepPoint, frame: &Frame, y: f64) {
+fn labels(svg: &mut Svg, point: &SweepPoint, frame: &Frame, y: f64) {
     let baseline = frame.middle(y);
-    for (x, key) in std::iter::zip(&frame.knobs, sweep.axes) {
-        let text = shorten(&value_text(point.value(key)), KNOB_CHARS);
-        svg.text(*x, baseline, Anchor::End, "", &text);
-    }
+    frame.knobs.row(svg, baseline, point);
     let summary = point.summary();
     let blocks = summary.map(|s| s.num_blocks).or(point.prediction().map(|p| p.num_blocks));
     let laps = summary.map_or(point.prediction().map(|p| p.laps), |s| s.laps);

@@ -6,6 +6,7 @@
 mod csv;
 mod first_spike;
 mod json;
+mod knobs;
 mod map;
 mod map_png;
 mod map_svg;
