@@ -2,8 +2,8 @@
 //!
 //! Scheduler, pool and batch are the engine's own. In place of pages there is a memory that knows
 //! of every byte who stored it last; in place of the runner, a pass that loads and stores at the
-//! runner's addresses in the runner's order. A read that does not find the request's own bytes makes
-//! all that the request samples from then on wrong, until a preemption lets it start again.
+//! runner's addresses in the runner's order. A read that does not find the request's own bytes
+//! makes all that the request samples from then on wrong, until a preemption lets it start again.
 //!
 //! Two things cannot be foreseen: an end token, and that two requests happen to sample the same
 //! tokens, so that one's bytes do for the other. Everything else is exact in invariant numerics:

@@ -188,11 +188,13 @@ impl<'a> Addresses<'a> {
                     let (conv, ssm) = (self.conv(blocks[0]), self.ssm(blocks[0], stored_by));
                     // A state that is looked for elsewhere is lost without a hit.
                     let looks_there = ssm == self.ssm(blocks[0], read_by);
+                    // Of several hits the last one decides: it may put the same bytes back.
                     let alike = |store: &Store| {
                         store.bytes == ssm && self.is_alike(request, layer, from.end, store)
                     };
-                    self.hit(view.buffer, &conv, after(0), before, &|_| false)
-                        || looks_there && self.hit(view.buffer, &ssm, after(1), before, &alike)
+                    let last = self.hits(view.buffer, &ssm, after(1), before).last();
+                    self.hits(view.buffer, &conv, after(0), before).next().is_some()
+                        || looks_there && last.is_some_and(|store| !alike(store))
                 }
                 CacheView::KeyValue(view) => {
                     let after = (from.step, layer, ALL_GATHER, 0, 0);
@@ -200,28 +202,27 @@ impl<'a> Addresses<'a> {
                     let own = |store: &Store| (store.request, store.layer) == (request, layer);
                     self.key_values(&blocks, 0..from.end)
                         .iter()
-                        .any(|bytes| self.hit(view.buffer, bytes, after, before, &own))
+                        .flat_map(|bytes| self.hits(view.buffer, bytes, after, before))
+                        .any(|store| !own(store))
                 }
             }
         };
         rows.windows(2).find(is_hit).map(|pair| pair[1].token)
     }
 
-    /// Whether a store between two times went to any of the bytes.
-    fn hit(
-        &self,
+    /// The stores between two times that went to any of the bytes, in order.
+    fn hits<'b>(
+        &'b self,
         buffer: usize,
-        bytes: &Range<u64>,
+        bytes: &'b Range<u64>,
         after: Time,
         before: Time,
-        harmless: &dyn Fn(&Store) -> bool,
-    ) -> bool {
+    ) -> impl Iterator<Item = &'b Store> {
         let from = self.stores.partition_point(|store| store.time <= after);
-        let between = self.stores[from..].iter().take_while(|store| store.time < before);
-        let overlaps = |store: &Store| {
+        let between = self.stores[from..].iter().take_while(move |store| store.time < before);
+        between.filter(move |store| {
             store.buffer == buffer && store.bytes.start < bytes.end && bytes.start < store.bytes.end
-        };
-        between.filter(|store| overlaps(store)).any(|store| !harmless(store))
+        })
     }
 
     /// Rollouts of a prompt have one and the same state after the same tokens of it.

@@ -125,7 +125,7 @@ fn limits(stream: &mut Stream, kind: Kind, bits: u32, prompt: Option<u64>) -> (S
 fn num_blocks(stream: &mut Stream, kind: Kind, layout: &Layout, bits: u32, running: u64) -> u64 {
     let first = layout.first_wrapped_block(bits).map_or(u64::MAX, |first| first.get().into());
     let blocks = match first {
-        0..=250 => first * stream.integer(60, 250) / 100,
+        0..=250 => first * stream.integer(80, 250) / 100,
         _ => stream.integer(20, 150),
     };
     let one = layout.blocks_for(layout.max_model_len);
@@ -200,7 +200,7 @@ pub fn first_gap(gaps: &[bool]) -> Option<u32> {
 pub fn run(seed: u64, kind: Kind) -> Outcome {
     let mut stream = Stream::new(seed, "wrapped", 0);
     let hf = shape(&mut stream, kind);
-    let most = pick(&mut stream, &[14, 15, 16, 24]);
+    let most = pick(&mut stream, &[14, 14, 15, 24]);
     let bits = stream.integer(14, most) as u32;
     // Prompts of one length, or of any.
     let prompt = (stream.integer(0, 1) == 0).then(|| stream.integer(2, PROMPT_MAX));

@@ -11,24 +11,22 @@ use gapscope::engine::{Cause, Completion, Forecast, Misread, StateBlock};
 use addresses::Addresses;
 use case::{first_gap, run, Kind, Outcome};
 
-const CASES: u64 = 240;
+const CASES: u64 = 300;
 
 /// How often what the cases are about has happened.
 #[derive(Debug, Default)]
 struct Totals {
     requests: u64,
     wrong: u64,
-    /// Cases whose gaps were all foreseen from the completions too, and of those the ones that
-    /// wrap.
-    plain: u64,
+    /// Cases that wrap and whose gaps were foreseen from the completions too.
     plain_that_wrap: u64,
     clean: u64,
     /// Requests with misreads of one cause alone.
     stale: u64,
     wrapped: u64,
     overwritten: u64,
-    /// Of which the first sampled token was wrong already, under plain circumstances: a second
-    /// chunk found that the first one's state was overwritten.
+    /// In plain cases, requests whose first sampled token is wrong already: a second chunk found
+    /// that the first one's state was overwritten.
     hit_between_chunks: u64,
     /// A request's own store for another of its groups had hit it.
     hit_by_itself: u64,
@@ -57,8 +55,8 @@ fn the_replay_is_exact_in_both_directions() {
     }
     // The alarm rings: everything that the cases are about has happened.
     println!("{totals:?}");
-    let Totals { plain, plain_that_wrap, clean, .. } = totals;
-    assert!(plain > 100 && plain_that_wrap > 50 && clean > 20, "{totals:?}");
+    let Totals { plain_that_wrap, clean, .. } = totals;
+    assert!(plain_that_wrap >= 100 && clean >= 40, "{totals:?}");
     let Totals { stale, wrapped, overwritten, .. } = totals;
     assert!(stale > 20 && wrapped > 100 && overwritten > 20, "{totals:?}");
     let Totals { hit_between_chunks, hit_by_itself, .. } = totals;
@@ -92,6 +90,9 @@ fn the_addresses_agree(outcome: &Outcome) {
         let hit = collateral.get(&done.id).copied();
         let first = wrapped.into_iter().chain(hit).min();
         assert_eq!(first_gap(gaps), first, "{}, {text}", done.id);
+        // A lost state is never found again.
+        let from = first.map_or(gaps.len(), |first| first as usize);
+        assert!(gaps[from..].iter().all(|gap| *gap), "{} {gaps:?}, {text}", done.id);
     }
 }
 
@@ -106,7 +107,6 @@ impl Totals {
     fn add(&mut self, outcome: &Outcome) {
         let Outcome { completions, forecasts, gaps, kind, .. } = outcome;
         let is_plain = *kind == Kind::Plain;
-        self.plain += u64::from(is_plain);
         let wraps = completions.iter().any(|done| is_wrapped(outcome, done));
         self.plain_that_wrap += u64::from(is_plain && wraps);
         self.clean += u64::from(forecasts.iter().all(|one| one.first_wrong.is_none()));
