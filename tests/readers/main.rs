@@ -18,6 +18,7 @@ use gapscope::base::{
 use gapscope::engine::{Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
 use gapscope::gap::{Finding, FindingKind, Legs};
 use gapscope::report::parquet::{write_rollouts, write_tokens};
+use gapscope::report::sweep::{spike_map_png, Sweep};
 use gapscope::report::tensorboard::{FileName, SessionEnd, Writer, GAP_FIRST};
 use gapscope::report::{flatten, RunFolder, Scalar};
 use gapscope::rollout::Rollout;
@@ -84,6 +85,8 @@ fn tensorboard_reads_back_every_tag_step_and_value() {
         message: "<b>block</b> 1366 \u{e9}".to_owned(),
     };
     writer.findings(Step::new(3), 3.0, &[finding.clone(), finding]).unwrap();
+    let image = spike_map_png(&Sweep { name: "x", axes: &[], points: &[] });
+    writer.image(Step::new(3), 3.0, "sweep/spike_map", "a row a point", &image).unwrap();
     writer.session_end(109.0, SessionEnd::Success).unwrap();
     writer.flush().unwrap();
 
@@ -107,6 +110,7 @@ fn tensorboard_reads_back_every_tag_step_and_value() {
         json!({
             "gap_detail/d": [[1, 1.0, [[0.0, 0.0, 2.0]]], [2, 2.0, []], [3, 3.0, full]],
             "findings": [[3, 3.0, format!("{line}\n{line}")]],
+            "sweep/spike_map": [[3, 3.0, ["12", "20", hex(&image.png)]]],
         })
     );
     assert_eq!(found["files"][0][0], json!(["file_version", 0]));
@@ -115,13 +119,18 @@ fn tensorboard_reads_back_every_tag_step_and_value() {
     check_layout(&found["layout"]);
 }
 
-/// Data classes: 1 is scalar, 2 is tensor; the fast reader shows a tag only under its class.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Data classes: 1 is scalar, 2 is tensor, 3 is blob; the fast reader shows a tag only under its class.
 fn check_metadata(found: &Value) {
     assert_eq!(
         found["plugins"],
         json!({
             "gap/logp_abs_diff_max": ["scalars", 1], "reward/mean": ["scalars", 1],
             "gap_detail/d": ["histograms", 2], "findings": ["text", 2],
+            "sweep/spike_map": ["images", 3],
             "custom_scalars__config__": ["custom_scalars", 2],
             "_hparams_/experiment": ["hparams", 2], "_hparams_/session_start_info": ["hparams", 2],
             "_hparams_/session_end_info": ["hparams", 2],

@@ -21,6 +21,8 @@ def plain(value):
         return {"nan": "NaN"}.get(str(value), str(value))
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode() if value.isascii() else value.hex()
     return value
 
 

@@ -16,7 +16,7 @@ use super::disk::write_atomic;
 use super::{Change, ReportError, Summary};
 use crate::base::{LogProb, Position};
 use crate::gap::{self, Finding, StepGap};
-use text::{count, escape, number, optional, visible};
+use text::{count, escape, number, optional, plain, visible};
 
 pub use blocks::{BlockGap, StepBlocks};
 pub use trace::{Trace, TracedToken};
@@ -66,7 +66,7 @@ fn render(page: &Page<'_>) -> String {
         "<header>\n<h1>{name}</h1>\n<p class=\"verdict\">{verdict}</p>\n{figures}</header>\n\
          <main>\n<div class=\"charts\">\n{gap}{reward}</div>\n\
          <div class=\"side\">\n{findings}{changes}</div>\n{worst}{spike}</main>\n",
-        name = escape(&page.summary.name),
+        name = visible(&page.summary.name),
         verdict = verdict(page.summary),
         figures = figures(page.summary),
         gap = chart::gap(page.points, page.summary.floor),
@@ -86,7 +86,7 @@ pub(super) fn document(name: &str, body: &str) -> String {
          <meta name=\"viewport\" content=\"width=device-width\">\n\
          <title>{} · gapscope</title>\n<style>\n{}{}</style>\n</head>\n<body>\n\
          {body}</body>\n</html>\n",
-        escape(name),
+        escape(&plain(name)),
         include_str!("style.css"),
         include_str!("svg.css"),
     )

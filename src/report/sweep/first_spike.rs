@@ -4,7 +4,7 @@ use super::super::html::scale::step_ticks;
 use super::super::html::svg::{Anchor, Svg, RED};
 use super::super::html::text::{number, shorten};
 use super::knobs::Knobs;
-use super::words::{short_names, value_text};
+use super::words::{not_yet, short_names, value_text};
 use super::{Outcome, Sweep, SweepPoint};
 
 /// Over the knob where one number was swept, else a row a point.
@@ -85,9 +85,8 @@ fn over_knob(sweep: &Sweep, xs: &[f64]) -> Svg {
             (x.at(at), step.map_or(never, |step| y.at((step as f64).clamp(1.0, last as f64))))
         };
         marks(&mut svg, point, place);
-        if let Some(steps) = silent(point) {
-            let label = format!("in {steps} steps");
-            svg.text(x.at(at), never - 11.0, Anchor::Middle, "quiet", &label);
+        if let Some((class, text)) = silent(point) {
+            svg.text(x.at(at), never - 11.0, Anchor::Middle, class, &text);
         }
     }
     svg
@@ -122,7 +121,9 @@ fn closed_form(svg: &mut Svg, sweep: &Sweep, xs: &[f64], x: Axis, y: Axis) {
         let Some([(x0, y0), (x1, y1)]) = clip([pair[0], pair[1]], y.to, y.from) else { continue };
         d += &format!("M{x0:.1} {y0:.1}L{x1:.1} {y1:.1}");
     }
-    svg.path(&d, "fill=\"none\" stroke=\"#111\" stroke-width=\"1.2\"", "");
+    if !d.is_empty() {
+        svg.path(&d, "fill=\"none\" stroke=\"#111\" stroke-width=\"1.2\"", "");
+    }
 }
 
 fn closed_step(point: &SweepPoint) -> Option<f64> {
@@ -153,13 +154,13 @@ fn log_ticks(last: u64) -> Vec<u64> {
 /// A row a point, its steps to the right: any knobs, however many.
 fn row_a_point(sweep: &Sweep) -> Svg {
     const ROW: f64 = 22.0;
-    const TOP: f64 = 40.0;
+    const TOP: f64 = 54.0;
     let knobs = Knobs::of(sweep);
     let left = knobs.width();
-    let width = left + 520.0;
+    let width = left + 570.0;
     let bottom = TOP + sweep.points.len().max(1) as f64 * ROW;
     let last = last_step(sweep);
-    let never = width - 60.0;
+    let never = width - 150.0;
     let x = Axis { low: 1.0, high: last as f64, log: false, from: left + 12.0, to: never - 50.0 };
 
     let mut svg = Svg::new(width, bottom + 34.0, TITLE);
@@ -185,17 +186,21 @@ fn row_a_point(sweep: &Sweep) -> Svg {
             (step.map_or(never, |step| x.at((step as f64).clamp(1.0, last as f64))), y)
         };
         marks(&mut svg, point, place);
-        if let Some(steps) = silent(point) {
-            svg.text(never + 14.0, y + 4.0, Anchor::Start, "quiet", &format!("in {steps}"));
+        if let Some((class, text)) = silent(point) {
+            svg.text(never + 14.0, y + 4.0, Anchor::Start, class, &text);
         }
     }
     svg
 }
 
-/// How many steps ran without a spike.
-fn silent(point: &SweepPoint) -> Option<u64> {
-    let summary = point.summary()?;
-    summary.first_spike_step.is_none().then_some(summary.steps_done)
+/// How many steps ran without a spike, and whether that says little.
+fn silent(point: &SweepPoint) -> Option<(&'static str, String)> {
+    let summary = point.summary().filter(|summary| summary.first_spike_step.is_none())?;
+    let steps = format!("in {} steps", summary.steps_done);
+    Some(match not_yet(point) {
+        Some(_) => ("alarm", format!("{steps}: not yet")),
+        None => ("quiet", steps),
+    })
 }
 
 /// The measured diamond within the ring of the replay, where they agree.

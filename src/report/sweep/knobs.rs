@@ -7,8 +7,8 @@ use super::{Sweep, SweepPoint};
 
 /// Characters of a name or value, and the width of one, pixels.
 const CHARS_MAX: usize = 24;
-const CHAR: f64 = 6.4;
-const GAP: f64 = 14.0;
+const CHAR: f64 = 7.0;
+const GAP: f64 = 10.0;
 
 pub(super) struct Knobs<'a> {
     columns: Vec<Column<'a>>,
@@ -16,7 +16,7 @@ pub(super) struct Knobs<'a> {
 
 struct Column<'a> {
     key: &'a str,
-    name: &'a str,
+    name: [&'a str; 2],
     right: f64,
 }
 
@@ -25,9 +25,10 @@ impl<'a> Knobs<'a> {
         let mut left = 0.0;
         let mut column = |(key, name): (&'a String, &'a str)| {
             let values = sweep.points.iter().map(|point| value_text(point.value(key)));
-            let chars = values.map(|text| text.chars().count()).chain([name.chars().count()]);
-            let widest = chars.max().expect("the name is one").min(CHARS_MAX);
-            left += widest as f64 * CHAR + GAP;
+            let name = two_lines(name);
+            let texts = values.chain(name.map(str::to_owned));
+            let widest = texts.map(|text| text.chars().count().min(CHARS_MAX)).max();
+            left += widest.expect("the name is one") as f64 * CHAR + GAP;
             Column { key, name, right: left - GAP }
         };
         let named = std::iter::zip(sweep.axes, short_names(sweep.axes));
@@ -39,9 +40,13 @@ impl<'a> Knobs<'a> {
         self.columns.last().map_or(40.0, |column| column.right + GAP)
     }
 
+    /// `y` is the lower line's.
     pub(super) fn header(&self, svg: &mut Svg, y: f64) {
         for column in &self.columns {
-            svg.text(column.right, y, Anchor::End, "quiet", &shorten(column.name, CHARS_MAX));
+            for (line, up) in std::iter::zip(column.name, [12.0, 0.0]) {
+                let text = shorten(line, CHARS_MAX);
+                svg.text(column.right, y - up, Anchor::End, "quiet", &text);
+            }
         }
     }
 
@@ -50,6 +55,36 @@ impl<'a> Knobs<'a> {
         for column in &self.columns {
             let text = shorten(&value_text(point.value(column.key)), CHARS_MAX);
             svg.text(column.right, y, Anchor::End, "", &text);
+        }
+    }
+}
+
+/// A long name broken at the underscore nearest to its middle.
+fn two_lines(name: &str) -> [&str; 2] {
+    const SHORT: usize = 12;
+    let from_middle = |at: &usize| (2 * (at + 1)).abs_diff(name.len());
+    let breaks = name.match_indices('_').map(|(at, _)| at);
+    match breaks.min_by_key(from_middle).filter(|_| name.len() > SHORT) {
+        Some(at) => [&name[..=at], &name[at + 1..]],
+        None => ["", name],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::two_lines;
+
+    #[test]
+    fn long_names_take_two_lines() {
+        for (name, expect) in [
+            ("", ["", ""]),
+            ("batch_split", ["", "batch_split"]),
+            ("gpu_memory_utilization", ["gpu_memory_", "utilization"]),
+            ("max_num_batched_tokens", ["max_num_", "batched_tokens"]),
+            ("_________________", ["________", "_________"]),
+            ("withoutanunderscore", ["", "withoutanunderscore"]),
+        ] {
+            assert_eq!(two_lines(name), expect);
         }
     }
 }

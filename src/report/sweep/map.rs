@@ -204,6 +204,5 @@ mod tests {
         let all: Vec<f64> = (-1..=21).map(lightness).collect();
         assert!(all.windows(2).skip(1).take(20).all(|pair| pair[0] > pair[1] + 4.0), "{all:?}");
         assert_eq!((all[0], all[22]), (all[1], all[21]));
-        assert_eq!(shade(f64::NAN), shade(0.0));
     }
 }

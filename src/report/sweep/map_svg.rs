@@ -12,7 +12,7 @@ const TITLE: &str = "Spike map: largest gap of each step, nats";
 const TOP: f64 = 60.0;
 const LEGEND: f64 = 68.0;
 /// What stands right of the cells: blocks, laps, verdict.
-const RIGHT: [f64; 4] = [70.0, 116.0, 128.0, 330.0];
+const RIGHT: [f64; 4] = [62.0, 112.0, 124.0, 364.0];
 
 /// Where things stand.
 struct Frame<'a> {
@@ -58,7 +58,7 @@ impl<'a> Frame<'a> {
         let knobs = Knobs::of(sweep);
         let left = knobs.width();
         let columns = map.columns.len() as f64;
-        let cell = f64::min(760.0 / columns, 26.0);
+        let cell = f64::min(640.0 / columns, 26.0);
         let row = if rows <= 30 { 24.0 } else { 16.0 };
         let right = f64::max(left + columns * cell + 8.0, 560.0);
         Self { knobs, left, cell, row, right, bottom: TOP + rows.max(1) as f64 * row }
@@ -118,7 +118,7 @@ fn verdict(svg: &mut Svg, point: &SweepPoint, frame: &Frame, y: f64) {
     let (x, baseline) = (frame.right + RIGHT[2], frame.middle(y));
     svg.text(x, baseline, Anchor::Start, class, &text);
     if not_yet(point).is_some() {
-        svg.text(x + 92.0, baseline, Anchor::Start, "alarm", "not cured, only not yet");
+        svg.text(x + 98.0, baseline, Anchor::Start, "alarm", "not cured, only not yet");
     }
 }
 

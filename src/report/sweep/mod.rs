@@ -14,6 +14,7 @@ mod page;
 mod saved;
 #[cfg(test)]
 mod testing;
+mod twins;
 mod victims;
 mod words;
 

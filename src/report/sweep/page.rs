@@ -3,14 +3,14 @@
 
 use std::fmt::Write;
 
-use super::super::html::text::{count, escape, number, optional, shorten, visible};
-use super::super::html::{document, nats};
-use super::victims::{Found, Victim, SHOWN_MAX};
+use super::super::html::document;
+use super::super::html::text::{count, escape, optional, shorten, visible};
+use super::victims::Found;
 use super::words::{not_yet, outcome, short_names, steps, value_text, windows};
-use super::{csv, first_spike, map_svg, Outcome, Sweep, SweepPoint};
+use super::{csv, first_spike, map_svg, twins, Outcome, Sweep, SweepPoint};
 
 pub(super) fn render(sweep: &Sweep, victims: &[Found]) -> String {
-    let name = escape(sweep.name);
+    let name = visible(sweep.name);
     let body = format!(
         "<header>\n<h1>{name}</h1>\n<p class=\"verdict\">{}</p>\n<p>{}</p>\n</header>\n\
          <main class=\"sweep\">\n<div class=\"charts wide\">\n{}</div>\n\
@@ -21,7 +21,7 @@ pub(super) fn render(sweep: &Sweep, victims: &[Found]) -> String {
         first_spike::draw(sweep).into_element(),
         notes(sweep),
         table(sweep),
-        all_victims(sweep, victims),
+        twins::section(sweep, victims),
     );
     document(sweep.name, &body)
 }
@@ -33,7 +33,7 @@ fn swept(sweep: &Sweep) -> String {
         let mut values: Vec<String> = Vec::new();
         for point in sweep.points {
             let value = visible(&value_text(point.value(key)));
-            if !values.contains(&value) {
+            if !value.is_empty() && !values.contains(&value) {
                 values.push(value);
             }
         }
@@ -104,27 +104,32 @@ fn table(sweep: &Sweep) -> String {
     let mut html = String::from(
         "<section class=\"wide scroll-x\">\n<h2>Points</h2>\n<table class=\"points\">\n<tr>",
     );
+    html += "<th></th>";
     for name in short_names(sweep.axes).into_iter().chain(COLUMNS) {
-        write!(html, "<th>{}</th>", visible(name)).expect("a string grows");
+        write!(html, "<th>{}</th>", visible(name).replace('_', "_<wbr>")).expect("a string grows");
     }
-    html += "<th></th></tr>\n";
+    html += "</tr>\n";
     for point in sweep.points {
-        html += "<tr>";
-        for key in sweep.axes {
-            write!(html, "<td>{}</td>", visible(&value_text(point.value(key))))
-                .expect("a string grows");
-        }
-        for cell in cells(point) {
-            let (whole, short) = (escape(&cell), escape(&shorten(&cell, CELL_CHARS)));
-            write!(html, "<td title=\"{whole}\">{short}</td>").expect("a string grows");
-        }
         let link = match point.outcome {
             Outcome::Done { .. } => {
                 format!("<a href=\"points/{}/report.html\">report</a>", percent(&point.name))
             }
             _ => csv::outcome(&point.outcome).to_owned(),
         };
-        writeln!(html, "<td>{link}</td></tr>").expect("a string grows");
+        write!(html, "<tr><td>{link}</td>").expect("a string grows");
+        for key in sweep.axes {
+            write!(html, "<td>{}</td>", visible(&value_text(point.value(key))))
+                .expect("a string grows");
+        }
+        for cell in cells(point) {
+            let short = shorten(&cell, CELL_CHARS);
+            let title = match short == cell {
+                true => String::new(),
+                false => format!(" title=\"{}\"", escape(&cell)),
+            };
+            write!(html, "<td{title}>{}</td>", escape(&short)).expect("a string grows");
+        }
+        html += "</tr>\n";
     }
     html + "</table>\n</section>\n"
 }
@@ -169,93 +174,88 @@ fn percent(name: &str) -> String {
     link
 }
 
-fn all_victims(sweep: &Sweep, victims: &[Found]) -> String {
-    if victims.is_empty() {
-        return String::new();
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{done, point, row, spikes};
+    use super::super::{write_sweep, ClosedForm, Prediction};
+    use super::*;
+
+    const ODD: &str = "a=\"<b>\"\n,'&\u{202e}";
+
+    fn odd(point: SweepPoint) -> SweepPoint {
+        SweepPoint { set: vec![("x.<knob>".to_owned(), json!(ODD))], ..point }
     }
-    let mut html = String::from(
-        "<section class=\"wide\">\n<h2>Worst request of each point, beside its clean twin</h2>\n",
-    );
-    for (at, victim) in victims {
-        let point = &sweep.points[*at];
-        match victim {
-            Ok(victim) => html += &one_victim(sweep, point, victim),
-            Err(error) => {
-                writeln!(
-                    html,
-                    "<p><b>{}</b>: {}</p>",
-                    visible(&point.name),
-                    visible(&error.to_string())
-                )
-                .expect("a string grows");
-            }
+
+    /// Nothing that was handed in is markup, and nothing is fetched.
+    fn check(sweep: &Sweep) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        write_sweep(folder.path(), sweep).unwrap();
+        let mut files: Vec<_> =
+            folder.path().read_dir().unwrap().map(|file| file.unwrap().file_name()).collect();
+        files.sort();
+        assert_eq!(files, ["report.html", "spike_map.svg", "sweep.csv", "sweep.json"]);
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        let (page, map) = (read("report.html"), read("spike_map.svg"));
+        for never in ["<b>\"", "<knob>", "<script", "http", "url(", "\u{202e}", "\"NaN", "\"inf"] {
+            assert!(!page.contains(never), "{never}\n{page}");
+            assert!(never == "http" || !map.contains(never), "{never}\n{map}");
+        }
+        assert!(map.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" "), "{map}");
+        serde_json::from_str::<serde_json::Value>(&read("sweep.json")).unwrap();
+        page
+    }
+
+    #[test]
+    fn absurd_sweeps_have_a_page() {
+        let long: Vec<_> = (1..=10_000).map(|step| row(step, Some(1e-6), false, 0)).collect();
+        let infinite = [row(1, Some(f64::INFINITY), true, 0), row(2, None, true, 9)];
+        let no_prediction = Prediction { error: Some(ODD.to_owned()), ..Prediction::default() };
+        let closed_form =
+            ClosedForm { first_spike_step: f64::INFINITY, period: f64::NAN, windows: Vec::new() };
+        let endless = Prediction { closed_form: Some(closed_form), ..Prediction::default() };
+        for points in [
+            vec![],
+            vec![odd(point(ODD, 1, Outcome::Pending))],
+            vec![odd(point("a", u64::MAX, Outcome::Pending)); 40],
+            vec![odd(point("a", 0, Outcome::Failed(ODD.to_owned())))],
+            vec![odd(done(ODD, 10_000, &long))],
+            vec![odd(SweepPoint { predicted: no_prediction, ..done("a", 2, &infinite) })],
+            vec![SweepPoint { predicted: endless, ..done("a", 2, &infinite) }],
+        ] {
+            let axes = ["x.<knob>".to_owned()];
+            check(&Sweep { name: ODD, axes: &axes, points: &points });
+            check(&Sweep { name: ODD, axes: &[], points: &points });
         }
     }
-    let spiked = sweep.points.iter().filter_map(SweepPoint::summary);
-    let spiked = spiked.filter(|summary| summary.first_spike_step.is_some()).count();
-    if spiked > SHOWN_MAX {
-        writeln!(html, "<p>The first {SHOWN_MAX} of {spiked} points with a spike are shown.</p>")
-            .expect("a string grows");
-    }
-    html + "</section>\n"
-}
 
-fn one_victim(sweep: &Sweep, point: &SweepPoint, victim: &Victim) -> String {
-    let Victim { gap, worst, worst_at, first_at, record, twin } = victim;
-    let side = |logp: Option<crate::base::LogProb>| logp.map_or("\u{2013}".to_owned(), nats);
-    let mut html = format!(
-        "<article>\n<h3>{}: request {}</h3>\n<p>Gap {} nats at token {worst_at} of {}: the engine \
-         gave it a log-probability of {}, the trainer {}. {}</p>\n<table class=\"twins\">\n\
-         <tr><th>prompt</th><td>{}</td></tr>\n",
-        visible(&point.name),
-        record.request,
-        number(*gap),
-        record.completion_token_ids.len(),
-        side(worst.logp_decode),
-        side(worst.logp_trainer),
-        match first_at {
-            1 => "It is wrong from its first token on.".to_owned(),
-            2 => "Its first token is right, it is wrong from the second on.".to_owned(),
-            n => format!("Its first {} tokens are right.", n - 1),
-        },
-        visible(&record.prompt_text),
-    );
-    let clean = twin.as_ref().map_or("", |(_, twin)| &twin.completion_text);
-    let shared = match twin {
-        Some(_) => common_prefix(&record.completion_text, clean),
-        None => record.completion_text.len(),
-    };
-    let marked = |text: &str| {
-        let (same, other) = text.split_at(shared);
-        let mark = if other.is_empty() {
-            String::new()
-        } else {
-            format!("<mark>{}</mark>", visible(other))
+    #[test]
+    fn the_page_says_what_was_swept_and_what_came_of_it() {
+        let set = |value: u64, point: SweepPoint| SweepPoint {
+            set: vec![("rollout.rollouts_per_prompt".to_owned(), json!(value))],
+            ..point
         };
-        format!("{}{mark}", visible(same))
-    };
-    let mut row = |name: String, text: String| {
-        writeln!(html, "<tr><th>{name}</th><td>{text}</td></tr>").expect("a string grows");
-    };
-    row(format!("{}<br>with the gap", visible(&point.name)), marked(&record.completion_text));
-    match twin {
-        Some((other, _)) => {
-            let name = visible(&sweep.points[*other].name);
-            row(format!("{name}<br>without"), marked(clean));
+        let gaps = [row(1, Some(0.0), false, 0), row(2, Some(1.0), true, 0)];
+        let predicted = Prediction { spike_steps: spikes(&[2]), ..Prediction::default() };
+        let points = [
+            set(8, SweepPoint { predicted, ..done("r=8 %", 2, &gaps) }),
+            set(16, done("r=16", 2, &gaps[..1])),
+        ];
+        let axes = ["rollout.rollouts_per_prompt".to_owned()];
+        let page = check(&Sweep { name: "index-wrap", axes: &axes, points: &points });
+        for expect in [
+            "<h1>index-wrap</h1>",
+            "2 of 2 points ran; 1 of them with a spike, first at step 2. Spike steps are exactly",
+            "Swept: <b>rollout.rollouts_per_prompt</b> over 8, 16.",
+            "<a href=\"points/r=8%20%25/report.html\">report</a>",
+            "r=8 %, step 2: 1 nats, predicted",
+            "in 1 steps",
+            // Its records are not there to be read.
+            "points/r=8 % is not a run folder",
+            "is a guess",
+        ] {
+            assert!(page.contains(expect), "{expect}\n{page}");
         }
-        None => row("twin".to_owned(), "No other point ran this request without a gap.".to_owned()),
     }
-    if twin.is_some() && clean == record.completion_text {
-        row(String::new(), "The texts are the same; only the log-probabilities differ.".to_owned());
-    }
-    html + "</table>\n</article>\n"
-}
-
-/// Bytes that two texts begin with alike: whole characters, and no part of an escape such as `\xff`,
-/// which stands for one byte.
-fn common_prefix(a: &str, b: &str) -> usize {
-    let same = std::iter::zip(a.chars(), b.chars()).take_while(|(a, b)| a == b);
-    let same: usize = same.map(|(c, _)| c.len_utf8()).sum();
-    let escape = a[..same].rfind("\\x").filter(|start| same - start < r"\xff".len());
-    escape.unwrap_or(same)
 }

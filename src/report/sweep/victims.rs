@@ -102,8 +102,7 @@ impl Records<'_> {
         let victim = &self.read[&(at, step)][&id];
         let floor = floor(&self.sweep.points[other]);
         self.read[&(other, step)].get(&id).is_some_and(|twin| {
-            twin.gap.is_some_and(|gap| gap <= floor)
-                && twin.record.prompt_token_ids == victim.record.prompt_token_ids
+            twin.gap.is_some_and(|gap| gap <= floor) && is_same(&twin.record, &victim.record)
         })
     }
 
@@ -150,6 +149,13 @@ impl Request {
             twin,
         }
     }
+}
+
+/// Whether a healthy engine has to give both the same completion: same prompt, weights and filters.
+fn is_same(a: &RolloutRow, b: &RolloutRow) -> bool {
+    a.prompt_token_ids == b.prompt_token_ids
+        && a.engine_fingerprint == b.engine_fingerprint
+        && (a.temperature, a.top_p, a.top_k) == (b.temperature, b.top_p, b.top_k)
 }
 
 fn floor(point: &SweepPoint) -> f64 {

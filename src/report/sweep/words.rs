@@ -126,3 +126,97 @@ pub(super) fn not_yet(point: &SweepPoint) -> Option<String> {
 fn requests(n: u64) -> String {
     format!("{} request{}", count(n), if n == 1 { "" } else { "s" })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{done, point, row, spikes, summary};
+    use super::super::{Prediction, SavedSummary};
+    use super::*;
+    use crate::gap::Tally;
+
+    #[test]
+    fn names_are_short_where_that_keeps_them_apart() {
+        let axes = ["a.x", "b.x", "c.y", "z"].map(str::to_owned);
+        assert_eq!(short_names(&axes), ["a.x", "b.x", "y", "z"]);
+        for (value, expect) in [
+            (json!("a b"), "a b"),
+            (json!(0.9), "0.9"),
+            (json!(null), ""),
+            (json!(true), "true"),
+            (json!(["x"]), "[\"x\"]"),
+        ] {
+            assert_eq!(value_text(&value), expect);
+        }
+        assert_eq!(steps(&spikes(&[1, 2, 4, 6, 7, 8])), "1-2 4 6-8");
+        assert_eq!(steps(&[]), "");
+    }
+
+    #[test]
+    fn the_outcome_is_a_sentence() {
+        let ran = |spike: u64, predicted: &[u64]| SweepPoint {
+            predicted: Prediction { spike_steps: spikes(predicted), ..Prediction::default() },
+            ..done("a", 9, &[row(spike, Some(1.0), spike > 0, 0)])
+        };
+        let as_said = ". Spike steps are exactly those that the replay predicts.";
+        for (points, expect) in [
+            (vec![], "0 of 0 points ran.".to_owned()),
+            (vec![point("a", 9, Outcome::Pending)], "0 of 1 point ran, 1 to come.".to_owned()),
+            (
+                vec![point("a", 9, Outcome::Failed(String::new())), ran(0, &[])],
+                format!("1 of 2 points ran, 1 failed; none has a spike{as_said}"),
+            ),
+            (
+                vec![ran(1, &[1]); 2],
+                format!("2 of 2 points ran; every one has a spike, first at step 1{as_said}"),
+            ),
+            (
+                vec![ran(1, &[]), ran(0, &[])],
+                "2 of 2 points ran; 1 of them with a spike, first at step 1. At 1 of 2 points the \
+                 spike steps differ from the replay's."
+                    .to_owned(),
+            ),
+        ] {
+            assert_eq!(outcome(&Sweep { name: "x", axes: &[], points: &points }), expect);
+        }
+        let many: Vec<Step> = spikes(&[3; 13]).into_iter().chain(spikes(&[1])).collect();
+        assert_eq!(first_steps(&many), "steps 1 to 3");
+        assert_eq!(first_steps(&many[12..]), "steps 3, 1 in the order of the points");
+    }
+
+    #[test]
+    fn silence_that_will_end_is_called_so() {
+        let stale = |decoded_first_chunks, stale_first_chunks| Tally {
+            decoded_first_chunks,
+            stale_first_chunks,
+            ..Tally::default()
+        };
+        let wrap = |first_wrapped_block, wrapped_requests| SavedSummary {
+            first_wrapped_block,
+            tally: Tally { wrapped_requests, ..Tally::default() },
+            ..summary()
+        };
+        let lap = |laps, summary: SavedSummary| SavedSummary { laps, ..summary };
+        let first = SavedSummary { tally: stale(14, 0), ..summary() };
+        for (summary, expect) in [
+            (lap(Some(0.4), first.clone()), Some("round once: laps 0.4. 14 requests began")),
+            (lap(Some(1.5), first.clone()), None),
+            (lap(None, first), None),
+            (lap(Some(0.4), SavedSummary { tally: stale(14, 1), ..summary() }), None),
+            (lap(Some(0.4), SavedSummary { tally: stale(0, 0), ..summary() }), None),
+            (lap(Some(0.4), wrap(Some(1366), 0)), Some("because block 1,366, the first")),
+            (lap(Some(0.99), wrap(Some(1366), 0)), None),
+            (lap(Some(0.4), wrap(Some(1366), 2)), None),
+            (lap(Some(0.4), wrap(None, 0)), None),
+        ] {
+            let point = point("a", 48, Outcome::Done { summary, gaps: Vec::new() });
+            let found = not_yet(&point);
+            match expect {
+                None => assert_eq!(found, None),
+                Some(expect) => assert!(found.as_ref().unwrap().contains(expect), "{found:?}"),
+            }
+        }
+        assert_eq!(not_yet(&point("a", 48, Outcome::Pending)), None);
+    }
+}
