@@ -87,7 +87,7 @@ fn a_finding_names_the_row_and_the_blocks_that_it_read() {
         let (rollout, _) = step.bad().next().expect("a finding is of a bad request");
         let life = rollout.completion.lives.last().expect("it has run");
         let mut parts = vec![
-            format!("request {}:", rollout.completion.id),
+            format!("request {}, resumed after preemption:", rollout.completion.id),
             "1 scheduled with 0 computed".to_owned(),
             format!("engine step {} ", life.engine_step),
         ];
