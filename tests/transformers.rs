@@ -1,36 +1,56 @@
-//! The folders that we write, loaded by transformers.
+//! The folders that we write, loaded by transformers, and the completions of a run, scored by it.
 //!
-//! `GAPSCOPE_TRANSFORMERS_PYTHON` names an interpreter that has torch and transformers. Where it is
-//! unset these tests say so and check nothing.
+//! `GAPSCOPE_TRANSFORMERS_PYTHON` names an interpreter that has torch, transformers and polars.
+//! Where it is unset these tests say so and check nothing.
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use assert_cmd::cargo::CommandCargoExt;
+use common::run::Run;
 use common::{assert_close, config, random_tokens, random_weights};
-use gapscope::base::TokenId;
+use gapscope::base::{Step, TokenId};
 use gapscope::config::Dtype;
 use gapscope::model::{load_master, save_folder, HfConfig, Plan, Preset};
 use gapscope::trainer::{Sequence, Trainer};
 use serde_json::{json, Value};
 
-/// What the script prints, an entry a folder; `None` where there is no interpreter.
-fn transformers(first: &str, folders: &[&Path]) -> Option<Vec<Value>> {
-    let Some(python) = std::env::var_os("GAPSCOPE_TRANSFORMERS_PYTHON") else {
+/// The interpreter; `None`, and a word about it, where there is none.
+fn interpreter() -> Option<PathBuf> {
+    let python = std::env::var_os("GAPSCOPE_TRANSFORMERS_PYTHON").map(PathBuf::from);
+    if python.is_none() {
         // Not eprintln, which the harness keeps to itself.
         let mut stderr = std::io::stderr();
-        writeln!(stderr, "GAPSCOPE_TRANSFORMERS_PYTHON is not set: nothing is loaded").unwrap();
-        return None;
-    };
-    let script =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/readers").join("load_transformers.py");
-    let output = Command::new(&python).arg(script).arg(first).args(folders).output();
-    let output = output.unwrap_or_else(|error| panic!("{}: {error}", python.display()));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(serde_json::from_slice(&output.stdout).expect("JSON"))
+        writeln!(stderr, "GAPSCOPE_TRANSFORMERS_PYTHON is not set: nothing is asked").unwrap();
+    }
+    python
+}
+
+/// A script of the repository, run in its root.
+fn script(python: &Path, path: &str) -> Command {
+    let mut command = Command::new(python);
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).arg(path);
+    command
+}
+
+/// Exit code, standard output, standard error.
+fn outcome(command: &mut Command) -> (Option<i32>, String, String) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// What the script prints, an entry a folder; `None` where there is no interpreter.
+fn transformers(first: &str, folders: &[&Path]) -> Option<Vec<Value>> {
+    let mut command = script(&interpreter()?, "tests/readers/load_transformers.py");
+    let (code, stdout, stderr) = outcome(command.arg(first).args(folders));
+    assert_eq!(code, Some(0), "{stderr}");
+    Some(serde_json::from_str(&stdout).expect("JSON"))
 }
 
 fn model_init(preset: &str, folder: &Path) {
@@ -103,4 +123,71 @@ fn the_config_of_the_3b_shape_is_the_published_one() {
         "tied": true,
     });
     assert_eq!(found, [want]);
+}
+
+/// Phase 2 of `experiments/two_phase.toml`.
+fn verify(python: &Path, run: &Run) -> (Option<i32>, String, String) {
+    let mut command = script(python, "experiments/peers/verify_with_transformers.py");
+    // An interpreter that lacks a package shall not start to install six gigabytes.
+    command.arg(run.root()).arg("--venv").arg(run.root().join("venv")).env("PIP_NO_INDEX", "1");
+    outcome(&mut command)
+}
+
+fn victims(run: &Run) -> BTreeSet<String> {
+    let differs = run.tokens().into_iter().filter(|row| row.logp_decode != row.logp_trainer);
+    differs.map(|row| row.request.to_string()).collect()
+}
+
+#[test]
+fn transformers_names_the_victims_and_sees_each_number_that_is_changed() {
+    let Some(python) = interpreter() else { return };
+    let run = Run::of("experiments/two_phase.toml", &["steps=2"]);
+    let found = victims(&run);
+    assert!(found.contains("s2.p7.r0") && !found.contains("s2.p0.r0"), "{found:?}");
+    let (code, stdout, stderr) = verify(&python, &run);
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    let n = found.len();
+    let last = format!("transformers names {n}, gapscope names {n}: the same requests\n");
+    assert!(stdout.ends_with(&last), "{stdout}");
+    // The table's rows begin with the request.
+    let named = stdout.lines().filter(|line| line.starts_with('s'));
+    let named: BTreeSet<&str> = named.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(named, found.iter().map(String::as_str).collect());
+
+    let file = run.folder.tokens(Step::new(2));
+    let original = fs::read(&file).expect("the tokens");
+    for (request, changes, code, message) in [
+        // A victim that gapscope would have missed.
+        ("s2.p7.r0", &["logp_trainer=logp_decode"][..], 1, "named by transformers alone: s2.p7.r0"),
+        // A gap of gapscope's own making.
+        (
+            "s2.p0.r0",
+            &["logp_trainer=logp_trainer - 0.000001"],
+            1,
+            "named by gapscope alone: s2.p0.r0",
+        ),
+        // Both legs wrong alike.
+        (
+            "s2.p0.r0",
+            &["logp_decode=logp_decode - 1", "logp_trainer=logp_trainer - 1"],
+            1,
+            "named by transformers alone: s2.p0.r0",
+        ),
+        (
+            "s2.p0.r0",
+            &["logp_decode=logp_decode - 0.01", "logp_trainer=logp_trainer - 0.01"],
+            1,
+            "too close to call: s2.p0.r0",
+        ),
+        ("s2.p0.r0", &["token_id=token_id + 1"], 2, "differ in s2.p0.r0"),
+        ("s2.p0.r0", &["logp_decode=NULL"], 2, "s2.p0.r0 has a token without logp_decode"),
+    ] {
+        let mut command = script(&python, "tests/readers/change_tokens.py");
+        let changed = outcome(command.arg(&file).arg(request).args(changes));
+        assert_eq!(changed.0, Some(0), "{}", changed.2);
+        let (found, stdout, stderr) = verify(&python, &run);
+        assert_eq!(found, Some(code), "{changes:?}: {stdout}{stderr}");
+        assert!(format!("{stdout}{stderr}").contains(message), "{changes:?}: {stdout}{stderr}");
+        fs::write(&file, &original).expect("written back");
+    }
 }
