@@ -233,7 +233,7 @@ fn done_before(folder: &Path, config: &Config) -> Result<Option<Outcome>> {
 
 fn read_back(folder: &Path) -> Result<Outcome> {
     let run = RunFolder::open(folder)?;
-    let (summary, gaps) = (read_summary(&run.summary())?, read_steps(&run.steps())?);
+    let (summary, gaps) = (Box::new(read_summary(&run.summary())?), read_steps(&run.steps())?);
     Ok(Outcome::Done { summary, gaps })
 }
 

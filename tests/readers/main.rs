@@ -53,6 +53,20 @@ fn scalar(tag: &str, value: Option<f64>) -> Scalar {
     Scalar { tag: tag.to_owned(), value, description: "max |d|, *nats*".to_owned() }
 }
 
+fn finding() -> Finding {
+    Finding {
+        kind: FindingKind::AddressWrap,
+        leg: Legs::DecodeTrainer,
+        step: Step::new(3),
+        requests: vec![],
+        requests_total: 0,
+        blocks: vec![],
+        first_bad_position: None,
+        index_bits: None,
+        message: "<b>block</b> 1366 \u{e9}".to_owned(),
+    }
+}
+
 #[test]
 fn tensorboard_reads_back_every_tag_step_and_value() {
     let parent = tempfile::tempdir().unwrap();
@@ -73,18 +87,7 @@ fn tensorboard_reads_back_every_tag_step_and_value() {
     writer.histogram(Step::new(2), 2.0, "gap_detail/d", "d", &[]).unwrap();
     let values: Vec<f64> = (0..=30).map(f64::from).collect();
     writer.histogram(Step::new(3), 3.0, "gap_detail/d", "d", &values).unwrap();
-    let finding = Finding {
-        kind: FindingKind::AddressWrap,
-        leg: Legs::DecodeTrainer,
-        step: Step::new(3),
-        requests: vec![],
-        requests_total: 0,
-        blocks: vec![],
-        first_bad_position: None,
-        index_bits: None,
-        message: "<b>block</b> 1366 \u{e9}".to_owned(),
-    };
-    writer.findings(Step::new(3), 3.0, &[finding.clone(), finding]).unwrap();
+    writer.findings(Step::new(3), 3.0, &[finding(), finding()]).unwrap();
     let image = spike_map_png(&Sweep { name: "x", axes: &[], points: &[] });
     writer.image(Step::new(3), 3.0, "sweep/spike_map", "a row a point", &image).unwrap();
     writer.session_end(109.0, SessionEnd::Success).unwrap();
@@ -123,7 +126,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Data classes: 1 is scalar, 2 is tensor, 3 is blob; the fast reader shows a tag only under its class.
+/// Data classes: 1 is scalar, 2 is tensor, 3 is blob; the fast reader shows a tag only under its
+/// class.
 fn check_metadata(found: &Value) {
     assert_eq!(
         found["plugins"],

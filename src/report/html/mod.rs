@@ -100,7 +100,10 @@ fn spike(page: &Page<'_>) -> String {
     if charts.is_empty() {
         return charts;
     }
-    format!("<section class=\"wide\">\n<h2>The worst spike</h2>\n<div class=\"charts half\">\n{charts}</div>\n</section>\n")
+    format!(
+        "<section class=\"wide\">\n<h2>The worst spike</h2>\n\
+         <div class=\"charts half\">\n{charts}</div>\n</section>\n"
+    )
 }
 
 /// The run in one sentence, of facts only.

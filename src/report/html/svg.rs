@@ -62,7 +62,8 @@ impl Svg {
         let text = escape(&plain(text));
         draw!(
             self,
-            "<text class=\"{class}\" transform=\"translate({x:.1} {y:.1}) rotate(90)\">{text}</text>"
+            "<text class=\"{class}\" transform=\"translate({x:.1} {y:.1}) rotate(90)\">\
+             {text}</text>"
         );
     }
 

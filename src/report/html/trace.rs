@@ -21,7 +21,8 @@ pub struct TracedToken {
     pub text: String,
 }
 
-/// More tokens than this do not have room for their texts; those around the first bad one are shown.
+/// More tokens than this do not have room for their texts; those around the first bad one are
+/// shown.
 const TOKENS_MAX: usize = 56;
 const BEFORE_FIRST_BAD: usize = 4;
 /// Rows of the picture: log-probabilities, gaps, then index and text of each token.

@@ -92,13 +92,13 @@ pub enum Outcome {
     Failed(String),
     /// The run's own account; `gaps` in rising order of steps.
     Done {
-        summary: SavedSummary,
+        summary: Box<SavedSummary>,
         gaps: Vec<StepGapRow>,
     },
 }
 
-/// Writes `sweep.csv`, `sweep.json`, `spike_map.svg` and `report.html` into the sweep's folder, each
-/// atomically. The texts in the page are read from `points/*/`.
+/// Writes `sweep.csv`, `sweep.json`, `spike_map.svg` and `report.html` into the sweep's folder,
+/// each atomically. The texts in the page are read from `points/*/`.
 pub fn write_sweep(folder: &Path, sweep: &Sweep) -> Result<(), ReportError> {
     write_atomic(&folder.join("sweep.csv"), csv::table(sweep).as_bytes())?;
     write_json(&folder.join("sweep.json"), &json::document(sweep))?;

@@ -1,5 +1,5 @@
-//! The sweep's `report.html`: what was swept, what came of it, where the spikes moved, and whom they
-//! hit.
+//! The sweep's `report.html`: what was swept, what came of it, where the spikes moved, and whom
+//! they hit.
 
 use std::fmt::Write;
 

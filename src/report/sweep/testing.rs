@@ -35,7 +35,7 @@ pub(super) fn done(name: &str, steps: u64, gaps: &[StepGapRow]) -> SweepPoint {
         spike_steps,
         ..summary()
     };
-    point(name, steps, Outcome::Done { summary, gaps: gaps.to_vec() })
+    point(name, steps, Outcome::Done { summary: Box::new(summary), gaps: gaps.to_vec() })
 }
 
 pub(super) fn summary() -> SavedSummary {

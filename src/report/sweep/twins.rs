@@ -99,8 +99,8 @@ fn tail(text: &str) -> String {
     }
 }
 
-/// Bytes that two texts begin with alike: whole characters, and no part of an escape such as `\xff`,
-/// which stands for one byte.
+/// Bytes that two texts begin with alike: whole characters, and no part of an escape such as
+/// `\xff`, which stands for one byte.
 fn common_prefix(a: &str, b: &str) -> usize {
     let same = std::iter::zip(a.chars(), b.chars()).take_while(|(a, b)| a == b);
     let same: usize = same.map(|(c, _)| c.len_utf8()).sum();

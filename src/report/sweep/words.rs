@@ -210,7 +210,8 @@ mod tests {
             (lap(Some(0.4), wrap(Some(1366), 2)), None),
             (lap(Some(0.4), wrap(None, 0)), None),
         ] {
-            let point = point("a", 48, Outcome::Done { summary, gaps: Vec::new() });
+            let outcome = Outcome::Done { summary: Box::new(summary), gaps: Vec::new() };
+            let point = point("a", 48, outcome);
             let found = not_yet(&point);
             match expect {
                 None => assert_eq!(found, None),

@@ -140,25 +140,28 @@ fn an_address_wrap_wants_every_piece_of_its_evidence() {
     assert_eq!(kinds(&judge(&overwritten(), None, None)), [FindingKind::Unexplained]);
 }
 
+/// With its records changed the step is still one of a wrapped address, and its message also says
+/// this.
+fn still_wraps(change: fn(&mut Vec<Rollout>), also: &str) {
+    let mut records = overwritten();
+    change(&mut records);
+    let findings = judge(&records, Some(view()), None);
+    assert_eq!(kinds(&findings), [FindingKind::AddressWrap], "{also}");
+    assert!(findings[0].message.contains(also), "{}", findings[0].message);
+    assert_eq!(findings[0].index_bits, Some(22));
+}
+
 #[test]
 fn what_cannot_show_a_wrap_does_not_speak_against_it() {
-    let check = |spoil: fn(&mut Vec<Rollout>), also: &str| {
-        let mut records = overwritten();
-        spoil(&mut records);
-        let findings = judge(&records, Some(view()), None);
-        assert_eq!(kinds(&findings), [FindingKind::AddressWrap], "{also}");
-        assert!(findings[0].message.contains(also), "{}", findings[0].message);
-        assert_eq!(findings[0].index_bits, Some(22));
-    };
     let silent = "1 there or above sampled nothing that could show it";
-    check(
+    still_wraps(
         |records| {
             records.push(rollout(7, &[-0.5], &[-0.5]));
             state_blocks(&mut records[7], &[1_400]);
         },
         silent,
     );
-    check(
+    still_wraps(
         |records| {
             records.push(rollout(7, &[-0.5, -0.001], &[-0.5, -0.001]));
             state_blocks(&mut records[7], &[1_400]);
@@ -166,7 +169,7 @@ fn what_cannot_show_a_wrap_does_not_speak_against_it() {
         silent,
     );
     // A prompt of one token has no prefill row: every row keeps to the whole address.
-    check(
+    still_wraps(
         |records| {
             records.push(record(7, 1_400, GOOD));
             life(&mut records[7]).phase = Phase::Decode;
@@ -174,8 +177,12 @@ fn what_cannot_show_a_wrap_does_not_speak_against_it() {
         },
         silent,
     );
+}
+
+#[test]
+fn an_overwritten_block_is_named_with_the_store_that_hit_it() {
     // A second chunk reads back where the first one was not stored.
-    check(
+    still_wraps(
         |records| {
             records[4] = record(4, 1_366, 0);
             delay(&mut records[4], 1);
@@ -184,14 +191,14 @@ fn what_cannot_show_a_wrap_does_not_speak_against_it() {
         "overwritten by block 1366 of s1.p0.r4 in engine steps 1 to 2",
     );
     // The last of several stores before the bad token.
-    check(
+    still_wraps(
         |records| {
             records.push(record(7, 1_366, 1));
             delay(&mut records[7], 2);
         },
         "overwritten by block 1366 of s1.p0.r7 in engine step 3",
     );
-    check(
+    still_wraps(
         |records| {
             state_blocks(&mut records[6], &[500]);
             attn_blocks(&mut records[6], &[501, 1]);
@@ -199,7 +206,7 @@ fn what_cannot_show_a_wrap_does_not_speak_against_it() {
         "block 1 of s1.p0.r6 was overwritten by block 1366",
     );
     // Keys and values fill their page.
-    check(
+    still_wraps(
         |records| {
             state_blocks(&mut records[4], &[1_367]);
             state_blocks(&mut records[6], &[500]);
@@ -207,14 +214,14 @@ fn what_cannot_show_a_wrap_does_not_speak_against_it() {
         },
         "block 1 of s1.p0.r6 was overwritten by block 1367",
     );
-    check(
+    still_wraps(
         |records| {
             state_blocks(&mut records[4], &[1_367]);
             state_blocks(&mut records[6], &[2]);
         },
         "block 2 of s1.p0.r6 was overwritten by block 1367",
     );
-    check(
+    still_wraps(
         |records| (7..16).for_each(|index| records.push(record(index, 1, 2))),
         "s1.p0.r13 was overwritten by block 1366 of s1.p0.r4 in engine step 1; and 2 more were",
     );
