@@ -180,7 +180,7 @@ impl Plot {
             plot.tick(x);
             plot.svg.text(x, plot.bottom + 15.0, Anchor::Middle, "", &tick.to_string());
         }
-        plot.svg.text(LEFT - 8.0, plot.bottom + 15.0, Anchor::End, "quiet", axis);
+        plot.svg.text(0.0, plot.bottom + 15.0, Anchor::Start, "quiet", axis);
         plot
     }
 

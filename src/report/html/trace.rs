@@ -79,7 +79,7 @@ pub(super) fn draw(trace: &Trace, floor: Option<f64>) -> String {
             plot.svg.text(x, GAP_BOTTOM + 29.0, Anchor::Middle, "token", text);
         }
     }
-    plot.svg.text(50.0, GAP_BOTTOM + 14.0, Anchor::End, "quiet", "token");
+    plot.svg.text(0.0, GAP_BOTTOM + 14.0, Anchor::Start, "quiet", "token");
     plot.finish()
 }
 

@@ -76,11 +76,11 @@ fn one_victim(sweep: &Sweep, point: &SweepPoint, victim: &Victim) -> String {
     let mut row = |name: String, text: String| {
         writeln!(html, "<tr><th>{name}</th><td>{text}</td></tr>").expect("a string grows");
     };
-    row(format!("{}<br>with the gap", visible(&point.name)), marked(&record.completion_text));
+    row("with the gap".to_owned(), marked(&record.completion_text));
     match twin {
         Some((other, _)) => {
             let name = visible(&sweep.points[*other].name);
-            row(format!("{name}<br>without"), marked(clean));
+            row(format!("without, at {name}"), marked(clean));
         }
         None => row("twin".to_owned(), "No other point ran this request without a gap.".to_owned()),
     }

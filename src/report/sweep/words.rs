@@ -58,7 +58,7 @@ pub(super) fn outcome(sweep: &Sweep) -> String {
     let firsts: Vec<Step> = summaries.filter_map(|summary| summary.first_spike_step).collect();
     text += &match firsts.len() {
         0 => "; none has a spike".to_owned(),
-        n if n == done => format!("; every one has a spike, first at {}", first_steps(&firsts)),
+        n if n == done => format!("; each has a spike, first at {}", first_steps(&firsts)),
         n => format!("; {n} of them with a spike, first at {}", first_steps(&firsts)),
     };
     text + &replay(sweep) + "."
@@ -169,7 +169,7 @@ mod tests {
             ),
             (
                 vec![ran(1, &[1]); 2],
-                format!("2 of 2 points ran; every one has a spike, first at step 1{as_said}"),
+                format!("2 of 2 points ran; each has a spike, first at step 1{as_said}"),
             ),
             (
                 vec![ran(1, &[]), ran(0, &[])],
