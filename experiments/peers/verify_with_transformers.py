@@ -145,13 +145,15 @@ def report(
     lines = [f"transformers {transformers.__version__}, torch {torch.__version__}",
              f"weights {folder}",
              f"{len(requests)} requests, {sum(len(one.hf) for one in requests)} tokens", ""]
-    lines += [f"{'request':10} {'prompt':10} {'at':>3} {'token':>6} {'engine':>11} {'HF':>11} diff"]
+    if mismatching or unclear:
+        lines += [f"{'request':10} {'prompt':10}  at  token      engine          HF diff"]
     for one in mismatching + unclear:
         tokens = zip(one.completion, one.engine, one.hf, one.diffs(), strict=True)
         lines += [f"{one.name:10} {tail(one.prompt_text):10} {at:3} {token:6} {engine:11.6f} "
                   f"{hf:11.6f} {diff:.6f}" for at, (token, engine, hf, diff) in enumerate(tokens)
                   if diff >= near]
-    lines += ["", f"{len(mismatching)} requests mismatch:"]
+    if mismatching:
+        lines += ["", f"{len(mismatching)} requests mismatch:"]
     for one in mismatching:
         lines += [f"{one.name}  {tail(one.prompt_text)}  largest diff {one.worst():.3f}",
                   f"    engine {one.completion_text!r}",
