@@ -13,7 +13,7 @@ pub(super) fn section(sweep: &Sweep, victims: &[Found]) -> String {
         return String::new();
     }
     let mut html = String::from(
-        "<section class=\"wide\">\n<h2>Worst request of each point, beside its clean twin</h2>\n",
+        "<section class=\"wide\">\n<h2>A victim of each point, beside its clean twin</h2>\n",
     );
     for (at, victim) in victims {
         let point = &sweep.points[*at];

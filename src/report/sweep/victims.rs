@@ -1,4 +1,4 @@
-//! For each point with a spike its worst request, beside the same request where it has no gap: the
+//! For each point with a spike one bad request, beside the same request where it has no gap: the
 //! two texts side by side are what makes a spike understood.
 
 use std::collections::{BTreeMap, HashMap};
@@ -11,6 +11,8 @@ use crate::base::{LogProb, RequestId, Step};
 
 /// More points with a spike than this have no victim shown.
 pub(super) const SHOWN_MAX: usize = 12;
+/// So many of a point's worst steps are looked at for its most telling victim.
+const STEPS_MAX: usize = 8;
 
 /// A request with a gap over the floor.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,21 +34,22 @@ pub(super) type Found = (usize, Result<Victim, ReportError>);
 /// In the order of the points; unreadable records keep nothing else from being shown.
 pub(super) fn find(folder: &Path, sweep: &Sweep) -> Vec<Found> {
     let mut records = Records { folder, sweep, read: HashMap::new() };
-    let spiked = sweep.points.iter().enumerate().filter_map(|(i, point)| Some((i, worst(point)?)));
+    let spiked = sweep.points.iter().enumerate().filter(|(_, point)| !worst(point).is_empty());
     spiked
         .take(SHOWN_MAX)
-        .filter_map(|(i, step)| records.victim(i, step).transpose().map(|victim| (i, victim)))
+        .filter_map(|(i, _)| records.most_telling(i).transpose().map(|victim| (i, victim)))
         .collect()
 }
 
-/// The spike step of the largest gap, the first one on a tie.
-fn worst(point: &SweepPoint) -> Option<Step> {
+/// Some spike steps, those of the largest gaps first and the earlier ones on a tie.
+fn worst(point: &SweepPoint) -> Vec<Step> {
     let size = |row: &StepGapRow| match (row.nonfinite, row.gap_max) {
         (0, gap) => gap.unwrap_or(0.0),
         _ => f64::INFINITY,
     };
-    let spikes = point.gaps().iter().rev().filter(|row| row.spike);
-    spikes.max_by(|a, b| size(a).total_cmp(&size(b))).map(|row| row.step)
+    let mut spikes: Vec<&StepGapRow> = point.gaps().iter().filter(|row| row.spike).collect();
+    spikes.sort_by(|a, b| size(b).total_cmp(&size(a)));
+    spikes.iter().take(STEPS_MAX).map(|row| row.step).collect()
 }
 
 /// One request of a step with what its tokens say.
@@ -65,6 +68,23 @@ struct Records<'a> {
 }
 
 impl Records<'_> {
+    /// Of each step's victim the one whose text leaves its twin's first; the one with the larger
+    /// gap on a tie.
+    fn most_telling(&mut self, at: usize) -> Result<Option<Victim>, ReportError> {
+        let mut best: Option<Victim> = None;
+        for step in worst(&self.sweep.points[at]) {
+            let Some(victim) = self.victim(at, step)? else { continue };
+            let order = |best: &Victim| {
+                let larger = best.gap.total_cmp(&victim.gap);
+                victim.alike().cmp(&best.alike()).then(larger)
+            };
+            if best.as_ref().is_none_or(|best| order(best).is_lt()) {
+                best = Some(victim);
+            }
+        }
+        Ok(best)
+    }
+
     /// The worst request that another point ran cleanly; without one the worst.
     fn victim(&mut self, at: usize, step: Step) -> Result<Option<Victim>, ReportError> {
         let floor = floor(&self.sweep.points[at]);
@@ -131,6 +151,15 @@ fn read(run: &RunFolder, step: Step) -> Result<BTreeMap<RequestId, Request>, Rep
         request.tokens.push(token);
     }
     Ok(requests)
+}
+
+impl Victim {
+    /// Completion tokens before the twin says something else; no twin is worth the least.
+    fn alike(&self) -> usize {
+        let Some((_, twin)) = &self.twin else { return usize::MAX };
+        let both = self.record.completion_token_ids.iter().zip(&twin.completion_token_ids);
+        both.take_while(|(a, b)| a == b).count()
+    }
 }
 
 impl Request {

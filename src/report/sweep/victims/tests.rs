@@ -116,3 +116,28 @@ fn records_that_are_gone_keep_nothing_else_from_being_shown() {
     assert!(error.starts_with(&format!("cannot read {}: ", gone.display())), "{error}");
     assert_eq!(found[1].1.as_ref().unwrap().twin.as_ref().unwrap().0, 2);
 }
+
+/// Of two spike steps the one is shown whose victim said something else from the start, not the one
+/// with the larger gap.
+#[test]
+fn the_text_that_leaves_its_twin_first_tells_the_most() {
+    let folder = tempfile::tempdir().unwrap();
+    let save = |name: &str, steps: [(u64, f32, u32); 2]| {
+        let run = RunFolder::create(point_folder(folder.path(), name)).unwrap();
+        run.claim("{}").unwrap();
+        let mut rows = Vec::new();
+        for (step, gap, first_token) in steps {
+            let mut rollout = rollout(0, gap, "text");
+            rollout.completion.id = RequestId::new(step, 0, 0);
+            rollout.completion.tokens[0].token = TokenId::new(first_token);
+            write_rollouts(&run.rollouts(Step::new(step)), &[rollout.clone()], "embedded").unwrap();
+            write_tokens(&run.tokens(Step::new(step)), &[rollout]).unwrap();
+            rows.push(row(step, Some(f64::from(gap)), gap > 0.0, 0));
+        }
+        done(name, 3, &rows)
+    };
+    let points = [save("a", [(2, 9.0, 5), (3, 0.5, 4)]), save("b", [(2, 0.0, 5), (3, 0.0, 5)])];
+    let found = find(folder.path(), &Sweep { name: "x", axes: &[], points: &points });
+    let [(0, Ok(victim))] = &found[..] else { panic!("one victim: {found:?}") };
+    assert_eq!((victim.record.request, victim.gap), (RequestId::new(3, 0, 0), 0.5));
+}
