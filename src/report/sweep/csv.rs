@@ -45,7 +45,7 @@ fn columns() -> Vec<Column> {
 fn headlines() -> [Column; 16] {
     [
         ("outcome", |p| Some(outcome(&p.outcome).to_owned())),
-        ("steps", |p| text(p.steps)),
+        ("planned_steps", |p| text(p.steps)),
         ("steps_done", |p| text(p.summary()?.steps_done)),
         ("predicted_spike_steps", |p| Some(steps(&p.prediction()?.spike_steps))),
         ("spike_windows", |p| Some(windows(&p.summary()?.spike_windows))),
@@ -173,7 +173,7 @@ mod tests {
         for (name, expect) in [
             ("name", ["a", "b", "c"]),
             ("outcome", ["done", "pending", "failed"]),
-            ("steps", ["48", "48", "48"]),
+            ("planned_steps", ["48", "48", "48"]),
             ("steps_done", ["13", "", ""]),
             ("predicted_spike_steps", ["11-12 24", "11-12 24", ""]),
             ("spike_windows", ["11 12", "", ""]),
