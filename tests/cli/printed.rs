@@ -25,16 +25,19 @@ fn a_dry_run_says_what_would_be_and_writes_nothing() {
         ("state stride", "3072 elements"),
         ("blocks   ", "64 (block 0 is the null block)"),
         ("first wrapped  ", "none (at 64 bits, in this pool)"),
-        ("blocks a step", "48 (at full length, without preemption)"),
+        ("blocks a step", "48.0 (by replay of scheduler and pool)"),
         ("laps", "2.29 over 3 steps"),
+        ("spike steps", "none"),
     ] {
         assert_eq!(shown(&text, label), value);
     }
     let small = printed(&[&args[..], &set(&["engine.state_index_bits=19"])].concat());
     assert_eq!(shown(&small, "first wrapped  "), "none (at 19 bits, in this pool)");
-    let large = ["engine.state_index_bits=19", "engine.num_gpu_blocks_override=172"];
+    let large = ["engine.state_index_bits=19", "engine.num_gpu_blocks_override=172", "steps=5"];
     let large = printed(&[&args[..], &set(&large)].concat());
     assert_eq!(shown(&large, "first wrapped  "), "171 (at 19 bits, in this pool)");
+    let spikes = "4 (on paper the first at 3.56, then every 3.56)";
+    assert_eq!(shown(&large, "spike steps"), spikes);
     assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 0);
 }
 
