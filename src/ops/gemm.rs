@@ -155,6 +155,15 @@ pub fn weight_gradient(dy_mn: &[f32], x_mk: &[f32], outputs: usize, dw_nk: &mut 
     gemm(&dy_nm, &Packed::from_matrix(x_mk, m, inner), Into::Add, dw_nk);
 }
 
+/// `dbias[N]` += the rows' sum, rows ascending; nothing where there is no bias.
+pub fn bias_gradient(dy_mn: &[f32], dbias_n: &mut [f32]) {
+    if !dbias_n.is_empty() {
+        for dy_n in dy_mn.chunks_exact(dbias_n.len()) {
+            dbias_n.iter_mut().zip(dy_n).for_each(|(sum, d)| *sum += d);
+        }
+    }
+}
+
 /// A projection: the weight packed both ways, so that forward and backward ascend over memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Linear {

@@ -10,7 +10,9 @@ pub mod gemm;
 pub mod log_softmax;
 pub mod pages;
 pub mod rms_norm;
+pub mod rope;
 pub mod round;
+pub mod routing;
 pub mod sampling;
 pub mod scan;
 // The vector units that this CPU has are known only at run time, and calling code compiled for them

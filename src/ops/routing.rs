@@ -1,0 +1,146 @@
+//! Which experts a token goes to, and with what weight: softmax over all experts in f32, the
+//! largest few of it, not renormalised (transformers `JambaSparseMoeBlock`).
+//!
+//! Shape letters: T rows, E experts, K experts a token. Of equal probabilities the lower expert
+//! wins. Order of the sum: the lanes of `simd::sum_by` over one row. A weight is rounded to the
+//! compute dtype, a probability is not.
+
+use super::round::to_dtype;
+use super::simd::{exp, sum_by};
+use crate::config::Dtype;
+
+/// How many experts there are, and how many a token goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routing {
+    pub experts: usize,
+    pub per_token: usize,
+}
+
+/// One token's expert and its weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    pub expert: usize,
+    pub weight: f32,
+}
+
+/// Probabilities of one row, into `p_e`.
+fn softmax(logits_e: &[f32], p_e: &mut [f32]) {
+    let max = logits_e.iter().fold(f32::NEG_INFINITY, |max, x| max.max(*x));
+    p_e.iter_mut().zip(logits_e).for_each(|(p, x)| *p = exp(x - max));
+    let total = sum_by(p_e.len(), |i| p_e[i]);
+    p_e.iter_mut().for_each(|p| *p /= total);
+}
+
+impl Routing {
+    /// Choices `[T, K]` from logits[T, E], a row's experts ascending.
+    #[must_use]
+    pub fn forward(self, logits_te: &[f32], dtype: Dtype) -> Vec<Choice> {
+        let Self { experts, per_token } = self;
+        assert!(0 < per_token && per_token <= experts, "{per_token} of {experts} experts");
+        assert_eq!(logits_te.len() % experts, 0, "logits are not [T, {experts}]");
+        let mut p_e = vec![0.0; experts];
+        let mut choices = Vec::with_capacity(logits_te.len() / experts * per_token);
+        for logits_e in logits_te.chunks_exact(experts) {
+            softmax(logits_e, &mut p_e);
+            let mut order: Vec<usize> = (0..experts).collect();
+            // Stable, so that ties keep their order; total, so that a NaN has a place.
+            order.sort_by(|&a, &b| p_e[b].total_cmp(&p_e[a]));
+            order.truncate(per_token);
+            order.sort_unstable();
+            let choice = |&expert: &usize| Choice { expert, weight: to_dtype(p_e[expert], dtype) };
+            choices.extend(order.iter().map(choice));
+        }
+        choices
+    }
+
+    /// From the gradient by each choice's weight, `[T, K]`: the gradient by the logits[T, E],
+    /// overwritten. Which experts are chosen has no gradient.
+    pub fn backward(
+        self,
+        logits_te: &[f32],
+        choices_tk: &[Choice],
+        dweights_tk: &[f32],
+        dlogits_te: &mut [f32],
+    ) {
+        let Self { experts, per_token } = self;
+        assert_eq!(choices_tk.len(), dweights_tk.len(), "one gradient a choice");
+        assert_eq!(choices_tk.len() * experts, logits_te.len() * per_token, "not of these logits");
+        assert_eq!(logits_te.len(), dlogits_te.len(), "logits and gradient differ");
+        let mut p_e = vec![0.0; experts];
+        let rows = logits_te.chunks_exact(experts).zip(dlogits_te.chunks_exact_mut(experts));
+        let chosen = choices_tk.chunks_exact(per_token).zip(dweights_tk.chunks_exact(per_token));
+        for ((logits_e, dlogits_e), (choices, dweights)) in rows.zip(chosen) {
+            softmax(logits_e, &mut p_e);
+            dlogits_e.fill(0.0);
+            let mut mean = 0.0;
+            for (choice, dweight) in choices.iter().zip(dweights) {
+                dlogits_e[choice.expert] = *dweight;
+                mean += p_e[choice.expert] * dweight;
+            }
+            dlogits_e.iter_mut().zip(&p_e).for_each(|(d, p)| *d = p * (*d - mean));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, finite_difference, random, weighted, wide};
+
+    /// T, E, K: one expert of one, all of them, and the usual few.
+    const CASES: [(usize, usize, usize); 5] =
+        [(1, 1, 1), (3, 4, 2), (5, 3, 3), (4, 16, 2), (2, 37, 5)];
+
+    /// Probabilities of `chosen`, row by row.
+    fn oracle(logits: &[f64], experts: usize, chosen: &[Choice]) -> Vec<f64> {
+        let rows = logits.chunks_exact(experts);
+        let per_token = chosen.len() / rows.len();
+        let row = |(logits, chosen): (&[f64], &[Choice])| {
+            let total: f64 = logits.iter().map(|x| x.exp()).sum();
+            chosen.iter().map(|one| logits[one.expert].exp() / total).collect::<Vec<_>>()
+        };
+        rows.zip(chosen.chunks_exact(per_token)).flat_map(row).collect()
+    }
+
+    #[test]
+    fn forward_against_f64_and_backward_against_finite_differences() {
+        for (t, experts, per_token) in CASES {
+            let routing = Routing { experts, per_token };
+            let (logits, dweights) = (random(t * experts, 1), random(t * per_token, 2));
+            let choices = routing.forward(&logits, Dtype::F32);
+            let weights: Vec<f32> = choices.iter().map(|one| one.weight).collect();
+            assert_close("weights", &weights, oracle(&wide(&logits), experts, &choices), 1e-6);
+            for (row, chosen) in choices.chunks_exact(per_token).enumerate() {
+                let logits = &logits[row * experts..][..experts];
+                let least = chosen.iter().map(|one| logits[one.expert]).fold(f32::MAX, f32::min);
+                let larger = logits.iter().filter(|x| **x > least).count();
+                assert_eq!(larger, per_token - 1, "the largest are chosen");
+                assert!(chosen.is_sorted_by(|a, b| a.expert < b.expert));
+                assert_eq!(routing.forward(logits, Dtype::F32), chosen, "row {row} alone");
+            }
+            let mut dlogits = vec![1.0; logits.len()];
+            routing.backward(&logits, &choices, &dweights, &mut dlogits);
+            let by_logits = finite_difference(&logits, |logits| {
+                weighted(&dweights, &oracle(logits, experts, &choices))
+            });
+            assert_close("dlogits", &dlogits, by_logits, 1e-6);
+        }
+    }
+
+    /// radixark/miles#2722: probabilities 0.5, 0.3 and 0.2 give the weights 0.5 and 0.3, where
+    /// renormalised ones would be 0.625 and 0.375.
+    #[test]
+    fn weights_are_not_renormalised_and_ties_go_to_the_lower_expert() {
+        let weights = |logits: &[f32], per_token| {
+            let routing = Routing { experts: logits.len(), per_token };
+            let choices = routing.forward(logits, Dtype::F32);
+            choices.iter().map(|one| (one.expert, one.weight)).collect::<Vec<_>>()
+        };
+        let found = weights(&[0.2_f32.ln(), 0.5_f32.ln(), 0.3_f32.ln()], 2);
+        assert_eq!(found.iter().map(|one| one.0).collect::<Vec<_>>(), [1, 2]);
+        assert_close("weights", &[found[0].1, found[1].1], [0.5, 0.3], 1e-7);
+        assert_eq!(weights(&[1.0, 1.0, 1.0, 1.0], 2), [(0, 0.25), (1, 0.25)]);
+        let nan = weights(&[1.0, f32::NAN, 2.0], 2);
+        assert!(nan.iter().all(|(_, weight)| weight.is_nan()), "a NaN stays visible");
+    }
+}
