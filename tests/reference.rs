@@ -2,26 +2,16 @@
 
 mod common;
 
-use common::{assert_close, config, odd_configs, random_tokens, random_weights, PLAIN};
+use common::shapes::odd_shapes;
+use common::{assert_close, by_name, config, random_tokens, random_weights, PLAIN};
 use gapscope::base::TokenId;
 use gapscope::config::Dtype;
 use gapscope::model::Plan;
-use gapscope::trainer::reference::{Dims, Reference, Weights};
+use gapscope::trainer::reference::Reference;
 use gapscope::trainer::{Sequence, Trainer};
 
-/// Each unit's tensors as the reference takes them.
-fn weights(plan: &Plan, units: &[Vec<f32>]) -> Weights {
-    let mut all = Weights::new();
-    for (spec, flat) in plan.units.iter().zip(units) {
-        for (tensor, part) in spec.tensors.iter().zip(spec.parts(flat)) {
-            all.insert(tensor.name.clone(), (tensor.shape.clone(), part.to_vec()));
-        }
-    }
-    all
-}
-
 fn reference(plan: &Plan, units: &[Vec<f32>]) -> Reference {
-    Reference::new(Dims::from(&plan.config), weights(plan, units)).expect("a reference")
+    Reference::new(plan, by_name(plan, units)).expect("a reference")
 }
 
 /// A chunk of 40 tokens holds several of them; one sequence has a single token to predict.
@@ -42,7 +32,7 @@ fn sequences(batch: &[Vec<TokenId>]) -> Vec<Sequence> {
 
 #[test]
 fn logits_hidden_states_and_log_probs() {
-    for (name, config) in odd_configs() {
+    for (name, config) in odd_shapes() {
         let plan = Plan::new(config);
         let units = random_weights(&plan, 4);
         let (reference, trainer) = (reference(&plan, &units), trainer(&plan, &units, Dtype::F32));
@@ -71,7 +61,7 @@ fn logits_hidden_states_and_log_probs() {
 
 #[test]
 fn loss_and_every_gradient_norm() {
-    for (name, config) in odd_configs() {
+    for (name, config) in odd_shapes() {
         let plan = Plan::new(config);
         let units = random_weights(&plan, 5);
         let batch = batch(&plan);

@@ -13,10 +13,11 @@ use std::process::Command;
 
 use assert_cmd::cargo::CommandCargoExt;
 use common::run::Run;
+use common::shapes::odd_shapes;
 use common::{assert_close, config, random_tokens, random_weights};
 use gapscope::base::{Step, TokenId};
 use gapscope::config::Dtype;
-use gapscope::model::{load_master, save_folder, HfConfig, Plan, Preset};
+use gapscope::model::{load_master, save_folder, Plan, Preset};
 use gapscope::trainer::{Sequence, Trainer};
 use serde_json::{json, Value};
 
@@ -73,33 +74,35 @@ fn our_logits(folder: &Path, rows: &[Vec<TokenId>]) -> Vec<Vec<f32>> {
 fn folders_load_without_a_missing_or_unexpected_key_and_give_our_logits() {
     let parent = tempfile::tempdir().expect("a folder");
     let at = |name: &str| parent.path().join(name);
-    let (init, tied, biased, bf16) = (at("init"), at("tied"), at("biased"), at("bf16"));
+    let mut shapes = odd_shapes();
+    // The smallest vocabulary bounds the ids that all of them take.
+    let smallest =
+        shapes.iter().min_by_key(|(_, shape)| shape.vocab_size).expect("shapes").1.clone();
     let tiny = Preset::TinyJamba.config();
-    let shape = HfConfig { tie_word_embeddings: true, ..tiny.clone() };
-    let biases = HfConfig { mamba_proj_bias: true, mamba_conv_bias: false, ..tiny.clone() };
-    model_init("tiny-jamba", &init);
-    for (folder, config, dtype) in [
-        (&tied, shape, Dtype::F32),
-        (&biased, biases, Dtype::F32),
-        (&bf16, tiny.clone(), Dtype::Bf16),
-    ] {
-        let plan = Plan::new(config);
-        save_folder(folder, &plan, &random_weights(&plan, 6), dtype).expect("saved");
+    shapes.extend([("init", tiny.clone()), ("bf16", tiny)]);
+    for (name, config) in &shapes {
+        if *name == "init" {
+            model_init("tiny-jamba", &at(name));
+            continue;
+        }
+        let dtype = if *name == "bf16" { Dtype::Bf16 } else { Dtype::F32 };
+        let plan = Plan::new(config.clone());
+        save_folder(&at(name), &plan, &random_weights(&plan, 6), dtype).expect("saved");
     }
-    let rows: Vec<_> = [1, 33, 8].map(|len| random_tokens(&tiny, len, 1)).to_vec();
+    let rows: Vec<_> = [1, 33, 8].map(|len| random_tokens(&smallest, len, 1)).to_vec();
     let ids: Vec<Vec<u32>> =
         rows.iter().map(|row| row.iter().map(|id| id.get()).collect()).collect();
-    let folders = [init.as_path(), &tied, &biased, &bf16];
-    let Some(found) = transformers(&json!(ids).to_string(), &folders) else { return };
-    for (folder, found) in folders.iter().zip(&found) {
-        let name = folder.file_name().expect("a name").to_string_lossy();
-        assert_eq!(found["class"], "JambaForCausalLM", "{name}");
+    let folders: Vec<_> = shapes.iter().map(|(name, _)| at(name)).collect();
+    let paths: Vec<_> = folders.iter().map(|folder| folder.as_path()).collect();
+    let Some(found) = transformers(&json!(ids).to_string(), &paths) else { return };
+    for ((folder, found), (name, shape)) in folders.iter().zip(&found).zip(&shapes) {
+        assert_eq!(found["class"], shape.names().architecture, "{name}");
         assert_eq!(found["trouble"], json!({}), "{name}");
-        assert_eq!(found["tied"], json!(name == "tied"), "{name}");
+        assert_eq!(found["tied"], json!(shape.tie_word_embeddings), "{name}");
         assert_eq!(found["eos"], 2, "{name}");
-        let dtype = if name == "bf16" { "torch.bfloat16" } else { "torch.float32" };
+        let dtype = if *name == "bf16" { "torch.bfloat16" } else { "torch.float32" };
         assert_eq!(found["dtype"], dtype, "{name}");
-        if name == "bf16" {
+        if *name == "bf16" {
             // The bytes are read as what they are; how far two bf16 forwards lie apart is another
             // question.
             continue;
@@ -107,7 +110,7 @@ fn folders_load_without_a_missing_or_unexpected_key_and_give_our_logits() {
         let theirs: Vec<Vec<Vec<f32>>> =
             serde_json::from_value(found["logits"].clone()).expect("logits");
         for (ours, theirs) in our_logits(folder, &rows).iter().zip(theirs) {
-            assert_close(&name, ours, &theirs.concat(), 2e-5);
+            assert_close(name, ours, &theirs.concat(), 2e-5);
         }
     }
 }

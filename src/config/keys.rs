@@ -27,7 +27,7 @@ pub enum IfAbsent {
 use IfAbsent::{Error, Is, Nothing};
 
 /// Named shapes with seeded random weights.
-pub const PRESETS: &[&str] = &["tiny-jamba", "jamba-3b-shape"];
+pub const PRESETS: &[&str] = &["tiny-jamba", "tiny-mamba", "tiny-llama", "jamba-3b-shape"];
 
 const DTYPES: &[&str] = &["f32", "bf16", "float32", "bfloat16"];
 const STATE_DTYPES: &[&str] = &["auto", "f32", "bf16", "float32", "bfloat16"];

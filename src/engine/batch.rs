@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use super::split::{num_decodes, reorder, RowShape};
 use super::{Admission, Phase, Request, SampledToken, Scheduled, Scheduler, StepPlan};
-use crate::base::{BlockId, EngineStep, GroupId, LogProb, RequestId, TokenId};
+use crate::base::{BlockId, EngineStep, GroupId, LogProb, Position, RequestId, TokenId};
 use crate::config::BatchSplit;
 use crate::model::Span;
 
@@ -58,7 +58,11 @@ impl Row {
     /// The row's place among the packed tokens.
     #[must_use]
     pub fn span(&self) -> Span {
-        Span { start: self.token_start, len: self.scheduled_tokens as usize }
+        Span {
+            start: self.token_start,
+            len: self.scheduled_tokens as usize,
+            position: Position::new(self.computed_tokens),
+        }
     }
 
     /// Whether a prefill row starts from its block's state, or from zero. A decode row has no such
@@ -117,7 +121,7 @@ impl StepBatch {
     /// The row's token ids in this step.
     #[must_use]
     pub fn row_tokens(&self, row: usize) -> &[TokenId] {
-        let Span { start, len } = self.rows[row].span();
+        let Span { start, len, .. } = self.rows[row].span();
         &self.tokens[start..start + len]
     }
 

@@ -9,7 +9,7 @@
 use super::EngineError;
 use crate::base::{BlockId, GroupId, LayerId};
 use crate::config::Dtype;
-use crate::model::{HfConfig, MixerKind};
+use crate::model::{AttentionShape, HfConfig, LayerKind, MambaShape, MixerKind};
 use crate::ops::pages::{KeyValueView, StateView};
 use crate::ops::slot::state_offset;
 
@@ -113,19 +113,22 @@ impl CacheSpec {
     /// Of a model whose weights and activations are `dtype`.
     #[must_use]
     pub fn of_model(config: &HfConfig, dtype: Dtype, ssm_dtype: Dtype, max_model_len: u32) -> Self {
-        let layer = |kind| match kind {
-            MixerKind::Mamba => LayerCache::Mamba {
-                conv_elements: ((config.mamba_d_conv - 1) * config.d_inner()) as u64,
-                conv_dtype: dtype,
-                ssm_elements: (config.d_inner() * config.mamba_d_state) as u64,
-                ssm_dtype,
-            },
-            MixerKind::Attention => LayerCache::Attention {
-                kv_heads: config.num_key_value_heads as u64,
-                head_dim: config.head_dim() as u64,
-                dtype,
-            },
+        let mamba = |shape: &MambaShape| LayerCache::Mamba {
+            conv_elements: ((shape.d_conv - 1) * shape.d_inner) as u64,
+            conv_dtype: dtype,
+            ssm_elements: (shape.d_inner * shape.d_state) as u64,
+            ssm_dtype,
         };
+        let attention = |shape: &AttentionShape| LayerCache::Attention {
+            kv_heads: shape.kv_heads as u64,
+            head_dim: shape.head_dim as u64,
+            dtype,
+        };
+        let layer = |kind: LayerKind| match kind.mixer {
+            MixerKind::Mamba => config.mamba.as_ref().map(mamba),
+            MixerKind::Attention => config.attention.as_ref().map(attention),
+        };
+        let layer = |kind| layer(kind).expect("the config has its layers' shapes");
         Self { layers: config.layers().into_iter().map(layer).collect(), max_model_len }
     }
 }

@@ -150,7 +150,7 @@ impl Runner {
         let width = x_th.len() / batch.tokens.len();
         let project = |chunk: &Chunk| {
             let rows = chunk.tokens.start * width..chunk.tokens.end * width;
-            block.project(&self.num, &x_th[rows])
+            block.project(&self.num, &chunk.spans, &x_th[rows])
         };
         let projected: Vec<Projected> = chunks.par_iter().map(project).collect();
         for (chunk, own) in chunks.iter().zip(&projected) {
@@ -184,13 +184,13 @@ fn cut(batch: &StepBatch, rows: Range<usize>) -> Vec<Chunk> {
     let share = tokens.div_ceil(rayon::current_num_threads());
     let mut chunks: Vec<Chunk> = Vec::new();
     for row in rows {
-        let Span { start, len } = batch.rows[row].span();
+        let Span { start, len, position } = batch.rows[row].span();
         let full = |chunk: &Chunk| chunk.tokens.len() >= share;
         if chunks.last().is_none_or(full) {
             chunks.push(Chunk { rows: row..row, tokens: start..start, spans: Vec::new() });
         }
         let chunk = chunks.last_mut().expect("one was just pushed where there was none");
-        chunk.spans.push(Span { start: start - chunk.tokens.start, len });
+        chunk.spans.push(Span { start: start - chunk.tokens.start, len, position });
         (chunk.rows.end, chunk.tokens.end) = (row + 1, start + len);
     }
     chunks

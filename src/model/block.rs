@@ -1,15 +1,18 @@
-//! One decoder layer: h += mixer(norm(h)); h += feed_forward(norm(h)).
+//! One decoder layer: h += mixer(norm(h)); then, where the family has one, h +=
+//! feed_forward(norm(h)).
 //!
 //! Rounding points of a block, all of them: those that its mixer and its feed-forward name, each
-//! norm (twice, as RMSNorm has it), and each residual sum. What stands between two of them is f32.
+//! norm (twice, as RMSNorm has it), and each residual sum (to f32, which is none, where the
+//! residual stream is f32). What stands between two of them is f32.
 //! A backward is f32 throughout: a rounding passes its gradient straight through. Forward works on
 //! one chunk of packed rows in place; callers run chunks in parallel.
 
 use super::attention::{self, Attention, Context, Projected};
 use super::mamba::{self, Mamba, MambaState};
 use super::mlp::{self, Mlp};
+use super::moe::{self, Moe};
 use super::unit::{TensorSpec, UnitSpec};
-use super::{HfConfig, MixerKind, Numerics, Span};
+use super::{FeedForwardKind, HfConfig, LayerKind, MixerKind, Numerics, Span};
 use crate::ops::rms_norm;
 use crate::ops::round::to_dtype;
 
@@ -18,8 +21,7 @@ use crate::ops::round::to_dtype;
 pub struct Block {
     input_norm_h: Vec<f32>,
     mixer: Mixer,
-    ff_norm_h: Vec<f32>,
-    mlp: Mlp,
+    feed_forward: Option<FeedForward>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -29,24 +31,44 @@ enum Mixer {
     Attention(Attention),
 }
 
+#[derive(Clone, Debug, PartialEq)]
+struct FeedForward {
+    norm_h: Vec<f32>,
+    experts: Experts,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Experts {
+    /// A dense layer: every token goes to it.
+    One(Mlp),
+    Many(Moe),
+}
+
 /// What a mixer's forward leaves for its backward.
 enum Saved {
     Mamba(mamba::Activations),
-    /// The projected rows and the heads' output.
-    Attention(Projected, Vec<f32>),
+    Attention(attention::Activations),
 }
 
 /// The unit of layer `index`.
-pub(super) fn unit(config: &HfConfig, kind: MixerKind, index: usize) -> UnitSpec {
-    let prefix = format!("model.layers.{index}.");
-    let norm = |name| TensorSpec::new(&prefix, name, &[config.hidden_size]);
-    let mut tensors = vec![norm("input_layernorm.weight")];
-    tensors.extend(match kind {
+pub(super) fn unit(config: &HfConfig, kind: LayerKind, index: usize) -> UnitSpec {
+    let names = config.names();
+    let prefix = names.layer(index);
+    let norm = |name| TensorSpec::new(&prefix, &format!("{name}.weight"), &[config.hidden_size]);
+    let mut tensors = vec![norm(names.input_norm)];
+    tensors.extend(match kind.mixer {
         MixerKind::Mamba => mamba::tensors(config, &prefix),
         MixerKind::Attention => attention::tensors(config, &prefix),
     });
-    tensors.push(norm("pre_ff_layernorm.weight"));
-    tensors.extend(mlp::tensors(config, &prefix));
+    let feed_forward = format!("{prefix}{}.", names.feed_forward);
+    if kind.feed_forward != FeedForwardKind::None {
+        tensors.push(norm(names.feed_forward_norm));
+    }
+    match kind.feed_forward {
+        FeedForwardKind::None => {}
+        FeedForwardKind::Dense => tensors.extend(mlp::tensors(config, &feed_forward)),
+        FeedForwardKind::Experts => tensors.extend(moe::tensors(config, &feed_forward)),
+    }
     UnitSpec { name: format!("layers.{index}"), tensors }
 }
 
@@ -55,7 +77,7 @@ impl Block {
     #[must_use]
     pub fn load(
         config: &HfConfig,
-        kind: MixerKind,
+        kind: LayerKind,
         spec: &UnitSpec,
         flat: &[f32],
         trains: bool,
@@ -63,14 +85,19 @@ impl Block {
         let mut parts = spec.parts(flat);
         let norm = |part: Option<&[f32]>| part.expect("a unit has its norms").to_vec();
         let input_norm_h = norm(parts.next());
-        let mixer = match kind {
+        let mixer = match kind.mixer {
             MixerKind::Mamba => Mixer::Mamba(Mamba::load(config, &mut parts, trains)),
             MixerKind::Attention => Mixer::Attention(Attention::load(config, &mut parts, trains)),
         };
-        let ff_norm_h = norm(parts.next());
-        let mlp = Mlp::load(config, &mut parts, trains);
+        let feed_forward = (kind.feed_forward != FeedForwardKind::None).then(|| FeedForward {
+            norm_h: norm(parts.next()),
+            experts: match kind.feed_forward {
+                FeedForwardKind::Experts => Experts::Many(Moe::load(config, &mut parts, trains)),
+                _ => Experts::One(Mlp::load(config, &mut parts, trains)),
+            },
+        });
         assert!(parts.next().is_none(), "unit {} has tensors nobody takes", spec.name);
-        Self { input_norm_h, mixer, ff_norm_h, mlp }
+        Self { input_norm_h, mixer, feed_forward }
     }
 
     /// The state before a sequence; `None` for attention.
@@ -104,7 +131,7 @@ impl Block {
                 self.forward_mamba(num, spans, &mut states, x_th);
             }
             Mixer::Attention(attention) => {
-                let rows = self.project(num, x_th);
+                let rows = self.project(num, spans, x_th);
                 let contexts = attention.own_contexts(&rows, spans);
                 self.forward_attention(num, spans, &rows.q, &contexts, x_th);
             }
@@ -126,8 +153,8 @@ impl Block {
 
     /// An attention layer's queries, keys and values; x[T, H] stays.
     #[must_use]
-    pub fn project(&self, num: &Numerics, x_th: &[f32]) -> Projected {
-        self.attention().project(num, &norm(num, x_th, &self.input_norm_h))
+    pub fn project(&self, num: &Numerics, spans: &[Span], x_th: &[f32]) -> Projected {
+        self.attention().project(num, spans, &norm(num, x_th, &self.input_norm_h))
     }
 
     /// The rest of an attention layer, once each span's context is known.
@@ -143,34 +170,49 @@ impl Block {
         self.feed_forward(num, x_th);
     }
 
-    /// A mixer's forward over whole sequences, with what its backward needs.
-    fn mix_whole(&self, num: &Numerics, u_th: &[f32], spans: &[Span]) -> Saved {
+    /// A mixer's forward over whole sequences: its output `[T, H]`, and what its backward needs.
+    fn mix_whole(&self, num: &Numerics, u_th: &[f32], spans: &[Span]) -> (Vec<f32>, Saved) {
         match &self.mixer {
             Mixer::Mamba(mamba) => {
                 let mut states = vec![mamba.empty_state(); spans.len()];
-                Saved::Mamba(mamba.activations(num, u_th, spans, &mut states))
+                let acts = mamba.activations(num, u_th, spans, &mut states);
+                (mamba.output(num, &acts), Saved::Mamba(acts))
             }
             Mixer::Attention(attention) => {
-                let rows = attention.project(num, u_th);
-                let contexts = attention.own_contexts(&rows, spans);
-                let mixed = attention.mix(num, &rows.q, spans, &contexts);
-                Saved::Attention(rows, mixed)
+                let acts = attention.activations(num, u_th, spans);
+                (attention.output_of(num, &acts), Saved::Attention(acts))
             }
         }
     }
 
     fn feed_forward(&self, num: &Numerics, x_th: &mut [f32]) {
-        let u_th = norm(num, x_th, &self.ff_norm_h);
-        add(num, x_th, &self.mlp.forward(num, &u_th));
+        let Some(FeedForward { norm_h, experts }) = &self.feed_forward else { return };
+        let u_th = norm(num, x_th, norm_h);
+        let out_th = match experts {
+            Experts::One(mlp) => mlp.forward(num, &u_th),
+            Experts::Many(moe) => moe.forward(num, &u_th),
+        };
+        add(num, x_th, &out_th);
+    }
+
+    /// The router's logits `[T, E]` for whole sequences, from the layer's input; `None` for a layer
+    /// without experts. For comparison with other implementations.
+    #[must_use]
+    pub fn router_logits(&self, num: &Numerics, spans: &[Span], x_th: &[f32]) -> Option<Vec<f32>> {
+        let Some(FeedForward { norm_h, experts: Experts::Many(moe) }) = &self.feed_forward else {
+            return None;
+        };
+        let mut middle_th = x_th.to_vec();
+        let (mixed, _) = self.mix_whole(num, &norm(num, x_th, &self.input_norm_h), spans);
+        add(num, &mut middle_th, &mixed);
+        Some(moe.router_logits(num, &norm(num, &middle_th, norm_h)))
     }
 
     /// For whole sequences: from the layer's input and the gradient by its output, in place of
     /// which the gradient by the input is left; the weights' gradients are added to `grads`.
     /// Everything between is recomputed.
-    #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &self,
-        config: &HfConfig,
         num: &Numerics,
         spec: &UnitSpec,
         spans: &[Span],
@@ -179,34 +221,49 @@ impl Block {
         grads: &mut [f32],
     ) {
         let u_th = norm(num, x_th, &self.input_norm_h);
-        let mut middle_th = x_th.to_vec();
-        let saved = self.mix_whole(num, &u_th, spans);
-        let mixed = match (&self.mixer, &saved) {
-            (Mixer::Mamba(m), Saved::Mamba(acts)) => m.output(num, acts),
-            (Mixer::Attention(a), Saved::Attention(_, mixed)) => a.output(num, mixed),
-            _ => unreachable!("a mixer saves its own"),
-        };
-        add(num, &mut middle_th, &mixed);
-        let v_th = norm(num, &middle_th, &self.ff_norm_h);
-
+        let (mixed, saved) = self.mix_whole(num, &u_th, spans);
         let mut parts: Vec<&mut [f32]> = spec.parts_mut(grads).collect();
-        let mlp_parts = parts.split_off(parts.len() - 3);
-        let ff_norm = parts.pop().expect("a unit has its norms");
-        let mut mixer_parts = parts.into_iter();
-        let input_norm = mixer_parts.next().expect("a unit has its norms");
-
-        let dv_th = self.mlp.backward(num, &v_th, dx_th, &mut mlp_parts.into_iter());
-        rms_norm::backward(&middle_th, &self.ff_norm_h, num.eps, &dv_th, dx_th, ff_norm);
+        if let Some(feed_forward) = &self.feed_forward {
+            let mut middle_th = x_th.to_vec();
+            add(num, &mut middle_th, &mixed);
+            let own = parts.split_off(parts.len() - feed_forward.tensors());
+            feed_forward.backward(num, &middle_th, dx_th, own);
+        }
+        let mut parts = parts.into_iter();
+        let input_norm = parts.next().expect("a unit has its norms");
         let du_th = match (&self.mixer, &saved) {
-            (Mixer::Mamba(m), Saved::Mamba(acts)) => {
-                m.backward(config, num, &u_th, spans, acts, dx_th, &mut mixer_parts)
+            (Mixer::Mamba(mamba), Saved::Mamba(acts)) => {
+                mamba.backward(num, &u_th, spans, acts, dx_th, &mut parts)
             }
-            (Mixer::Attention(a), Saved::Attention(rows, mixed)) => {
-                a.backward(&u_th, spans, (rows, mixed), dx_th, &mut mixer_parts)
+            (Mixer::Attention(attention), Saved::Attention(acts)) => {
+                attention.backward(num, &u_th, spans, acts, dx_th, &mut parts)
             }
             _ => unreachable!("a mixer saves its own"),
         };
         rms_norm::backward(x_th, &self.input_norm_h, num.eps, &du_th, dx_th, input_norm);
+    }
+}
+
+impl FeedForward {
+    /// How many tensors it took.
+    fn tensors(&self) -> usize {
+        let inner = match &self.experts {
+            Experts::One(_) => mlp::TENSORS,
+            Experts::Many(moe) => moe.tensors(),
+        };
+        1 + inner
+    }
+
+    /// Adds the gradient by x[T, H] to that by the sum, in place; the weights' to `parts`.
+    fn backward(&self, num: &Numerics, x_th: &[f32], dx_th: &mut [f32], parts: Vec<&mut [f32]>) {
+        let v_th = norm(num, x_th, &self.norm_h);
+        let mut parts = parts.into_iter();
+        let dnorm = parts.next().expect("a unit has its norms");
+        let dv_th = match &self.experts {
+            Experts::One(mlp) => mlp.backward(num, &v_th, dx_th, &mut parts),
+            Experts::Many(moe) => moe.backward(num, &v_th, dx_th, &mut parts),
+        };
+        rms_norm::backward(x_th, &self.norm_h, num.eps, &dv_th, dx_th, dnorm);
     }
 }
 
@@ -218,5 +275,5 @@ fn norm(num: &Numerics, x_th: &[f32], w_h: &[f32]) -> Vec<f32> {
 
 /// The residual sum.
 fn add(num: &Numerics, x_th: &mut [f32], y_th: &[f32]) {
-    x_th.iter_mut().zip(y_th).for_each(|(x, y)| *x = to_dtype(*x + y, num.dtype));
+    x_th.iter_mut().zip(y_th).for_each(|(x, y)| *x = to_dtype(*x + y, num.residual_dtype));
 }

@@ -1,16 +1,20 @@
-//! Model folders: `config.json` and `model.safetensors`, by their exact names. Nothing is globbed.
+//! Model folders: `config.json`, `generation_config.json`, and the weights in `model.safetensors`
+//! or in the shards that `model.safetensors.index.json` names. Nothing is globbed.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype as FileDtype, SafeTensors};
+use serde::Deserialize;
 
+use super::root::HEAD;
+use super::shard::Shard;
 use super::{HfConfig, ModelError, Plan, Preset, TensorSpec};
 
 pub(super) const WEIGHTS: &str = "model.safetensors";
-pub(super) const TIED_HEAD: &str = "lm_head.weight";
-pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+const INDEX: &str = "model.safetensors.index.json";
+pub(super) const GENERATION: &str = "generation_config.json";
 
 /// Reads a folder's plan alone, without its weights.
 ///
@@ -22,122 +26,161 @@ pub fn load_plan(folder: &Path) -> Result<Plan, ModelError> {
         let (path, presets) = (folder.to_owned(), Preset::names());
         return Err(ModelError::NotAFolder { path, reason, presets });
     }
-    Ok(Plan::new(HfConfig::read(&folder.join("config.json"))?))
+    let mut config = HfConfig::read(&folder.join("config.json"))?;
+    let generation = folder.join(GENERATION);
+    if generation.exists() {
+        config.add_generation_config(&generation)?;
+    }
+    Ok(Plan::new(config))
 }
 
 /// Reads a folder: its plan and each unit's flat f32 master weights. f32, bf16 and f16 files are
-/// widened.
+/// widened, also mixed ones. Beside the master it needs no more than a piece of a tensor.
 ///
 /// # Errors
-/// A missing or broken file, a tensor that is missing, unexpected, of another shape or dtype, or
-/// not finite; each names the file and the tensor.
+/// A missing or broken file or shard, a tensor that is missing, unexpected, of another shape or
+/// dtype, or not finite; each names the file and the tensor.
 pub fn load_master(folder: &Path) -> Result<(Plan, Vec<Vec<f32>>), ModelError> {
     let plan = load_plan(folder)?;
-    let path = folder.join(WEIGHTS);
-    let bytes =
-        fs::read(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| ModelError::Safetensors {
-        path: path.clone(),
-        reason: error.to_string(),
-        bytes: bytes.len(),
-    })?;
-    let reader = Reader { path: &path, file: &file };
-    reader.check_names(&plan)?;
-    let unit = |spec: &super::UnitSpec| {
+    let mut weights = Weights::open(folder)?;
+    weights.check_names(&plan)?;
+    let mut units = Vec::with_capacity(plan.units.len());
+    for spec in &plan.units {
         let mut flat = Vec::with_capacity(spec.len());
         for tensor in &spec.tensors {
-            reader.read_into(tensor, &mut flat)?;
+            let shard = weights.shard_of(&tensor.name);
+            shard.read(tensor, |values| flat.extend_from_slice(values))?;
         }
-        Ok(flat)
-    };
-    let units = plan.units.iter().map(unit).collect::<Result<Vec<_>, ModelError>>()?;
+        units.push(flat);
+    }
+    if plan.config.tie_word_embeddings && weights.place.contains_key(HEAD) {
+        let embedding = &plan.units[0].tensors[0];
+        weights.check_tied_head(embedding, &units[0][..embedding.len()])?;
+    }
     Ok((plan, units))
 }
 
-struct Reader<'a> {
-    path: &'a Path,
-    file: &'a SafeTensors<'a>,
+/// Where every tensor of a folder is.
+struct Weights {
+    /// The file that says which tensors there are.
+    list: PathBuf,
+    shards: Vec<Shard>,
+    /// Index of each tensor's shard.
+    place: BTreeMap<String, usize>,
 }
 
-impl Reader<'_> {
-    fn wrong(&self, name: &str, reason: impl Into<String>) -> ModelError {
-        let (path, name) = (self.path.to_owned(), name.to_owned());
-        ModelError::Tensor { path, name, reason: reason.into() }
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Weights {
+    fn open(folder: &Path) -> Result<Self, ModelError> {
+        let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
+        if single.exists() || !index.exists() {
+            let failed = |source| ModelError::Read { path: single.clone(), source };
+            let shard = Shard::open(&single).map_err(failed)??;
+            let place = shard.names().map(|name| (name.to_owned(), 0)).collect();
+            return Ok(Self { list: single, shards: vec![shard], place });
+        }
+        let text = fs::read_to_string(&index)
+            .map_err(|source| ModelError::Read { path: index.clone(), source })?;
+        let Index { weight_map } = serde_json::from_str(&text)
+            .map_err(|source| ModelError::Json { path: index.clone(), source })?;
+        Self::open_shards(folder, index, weight_map)
     }
 
-    /// Every tensor of the plan is there, and nothing else but a tied head's copy.
+    fn open_shards(
+        folder: &Path,
+        list: PathBuf,
+        weight_map: BTreeMap<String, String>,
+    ) -> Result<Self, ModelError> {
+        let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+        let mut all = Self { list, shards: Vec::new(), place: BTreeMap::new() };
+        for (name, file) in weight_map {
+            let number = match numbers.get(&file) {
+                Some(&number) => number,
+                None => {
+                    all.shards.push(open_shard(folder, &all.list, &name, &file)?);
+                    numbers.insert(file, all.shards.len() - 1);
+                    all.shards.len() - 1
+                }
+            };
+            let shard = &all.shards[number];
+            if !shard.has(&name) {
+                return Err(
+                    shard.wrong(&name, format!("is missing, though {INDEX} says it is here"))
+                );
+            }
+            all.place.insert(name, number);
+        }
+        Ok(all)
+    }
+
+    fn shard_of(&mut self, name: &str) -> &mut Shard {
+        &mut self.shards[self.place[name]]
+    }
+
+    /// Every tensor of the plan is there, and nothing else but a tied head's copy and the rotary
+    /// frequencies that old releases stored, which follow from the config.
     fn check_names(&self, plan: &Plan) -> Result<(), ModelError> {
-        let wanted: BTreeMap<&str, &TensorSpec> = plan
-            .units
-            .iter()
-            .flat_map(|unit| &unit.tensors)
-            .map(|tensor| (tensor.name.as_str(), tensor))
-            .collect();
-        let mut found: Vec<&str> = self.file.names();
-        found.sort_unstable();
-        for name in found {
-            if name == TIED_HEAD && plan.config.tie_word_embeddings {
-                self.check_tied_head()?;
-            } else if !wanted.contains_key(name) {
-                return Err(self.wrong(name, "config.json has no place for it"));
+        let tensors = || plan.units.iter().flat_map(|unit| &unit.tensors);
+        let wanted: BTreeMap<&str, &TensorSpec> =
+            tensors().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let tied = plan.config.tie_word_embeddings;
+        for (name, &shard) in &self.place {
+            let known = wanted.contains_key(name.as_str())
+                || name == HEAD && tied
+                || name.ends_with(".rotary_emb.inv_freq");
+            if !known {
+                return Err(self.shards[shard].wrong(name, "config.json has no place for it"));
             }
         }
-        match wanted.keys().find(|name| self.file.tensor(name).is_err()) {
-            None => Ok(()),
-            Some(name) if *name == TIED_HEAD => {
-                Err(self
-                    .wrong(name, "is missing, and config.json says tie_word_embeddings = false"))
-            }
-            Some(name) => Err(self.wrong(name, "is missing")),
-        }
+        let Some(name) = wanted.keys().find(|name| !self.place.contains_key(**name)) else {
+            return Ok(());
+        };
+        let reason = match *name == HEAD {
+            true => "is missing, and config.json says tie_word_embeddings = false",
+            false => "is missing",
+        };
+        let (path, name) = (self.list.clone(), (*name).to_owned());
+        Err(ModelError::Tensor { path, name, reason: reason.into() })
     }
 
     /// A tied model may carry its head; then it must be the embedding.
-    fn check_tied_head(&self) -> Result<(), ModelError> {
-        let (head, embedding) = (self.file.tensor(TIED_HEAD), self.file.tensor(EMBEDDING));
-        match (head, embedding) {
-            (Ok(head), Ok(embedding)) if head.data() == embedding.data() => Ok(()),
-            _ => Err(self.wrong(
-                TIED_HEAD,
-                format!("differs from {EMBEDDING}, though tie_word_embeddings is true"),
-            )),
+    fn check_tied_head(
+        &mut self,
+        embedding: &TensorSpec,
+        values: &[f32],
+    ) -> Result<(), ModelError> {
+        let spec = TensorSpec { name: HEAD.into(), shape: embedding.shape.clone() };
+        let (mut rest, mut largest) = (values, 0.0_f32);
+        let shard = self.shard_of(HEAD);
+        shard.read(&spec, |head| {
+            let (own, after) = rest.split_at(head.len());
+            rest = after;
+            let differences = own.iter().zip(head).map(|(a, b)| (a - b).abs());
+            largest = differences.fold(largest, f32::max);
+        })?;
+        if largest == 0.0 {
+            return Ok(());
         }
+        let reason = format!(
+            "differs from {} by up to {largest}, though tie_word_embeddings is true",
+            embedding.name
+        );
+        Err(shard.wrong(HEAD, reason))
     }
+}
 
-    fn read_into(&self, spec: &TensorSpec, flat: &mut Vec<f32>) -> Result<(), ModelError> {
-        let view =
-            self.file.tensor(&spec.name).map_err(|e| self.wrong(&spec.name, e.to_string()))?;
-        if view.shape() != spec.shape {
-            let reason =
-                format!("has shape {:?}; config.json gives {:?}", view.shape(), spec.shape);
-            return Err(self.wrong(&spec.name, reason));
-        }
-        let start = flat.len();
-        match view.dtype() {
-            FileDtype::F32 => {
-                let (words, _) = view.data().as_chunks::<4>();
-                flat.extend(words.iter().map(|b| f32::from_le_bytes(*b)));
-            }
-            FileDtype::BF16 => {
-                let (halves, _) = view.data().as_chunks::<2>();
-                flat.extend(halves.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()));
-            }
-            FileDtype::F16 => {
-                let (halves, _) = view.data().as_chunks::<2>();
-                flat.extend(halves.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()));
-            }
-            other => {
-                let reason = format!("has dtype {other:?}; F32, BF16 and F16 are read");
-                return Err(self.wrong(&spec.name, reason));
-            }
-        }
-        match flat[start..].iter().position(|w| !w.is_finite()) {
-            None => Ok(()),
-            Some(at) => {
-                let reason =
-                    format!("element {at} is {}; weights must be finite", flat[start + at]);
-                Err(self.wrong(&spec.name, reason))
-            }
-        }
+/// `name` is the first tensor that asks for it.
+fn open_shard(folder: &Path, index: &Path, name: &str, file: &str) -> Result<Shard, ModelError> {
+    let refuse = |source| {
+        let (index, shard, tensor) = (index.to_owned(), file.to_owned(), name.to_owned());
+        ModelError::Shard { index, shard, tensor, source }
+    };
+    if Path::new(file).file_name().is_none_or(|name| name != file) {
+        return Err(refuse(io::Error::other("a shard lies in the index's own folder")));
     }
+    Shard::open(&folder.join(file)).map_err(refuse)?
 }

@@ -17,12 +17,19 @@ pub enum ModelError {
     #[error("{path}: not JSON: {source}")]
     Json { path: PathBuf, source: serde_json::Error },
     #[error("{path}: {field}: {reason}")]
-    Field { path: PathBuf, field: &'static str, reason: String },
+    Field { path: PathBuf, field: String, reason: String },
+    #[error("{path}: {field}: {source}")]
+    JsonField { path: PathBuf, field: String, source: serde_json::Error },
     #[error(
         "{path} holds {bytes} bytes that are no whole safetensors file ({reason}): copy or \
          download it again"
     )]
-    Safetensors { path: PathBuf, reason: String, bytes: usize },
+    Safetensors { path: PathBuf, reason: String, bytes: u64 },
+    #[error(
+        "{index}: tensor {tensor} is in the shard {shard}, which cannot be read: {source}; copy or \
+         download it again"
+    )]
+    Shard { index: PathBuf, shard: String, tensor: String, source: std::io::Error },
     #[error("{path}: tensor {name}: {reason}")]
     Tensor { path: PathBuf, name: String, reason: String },
     #[error("unknown preset {found:?}; the presets are {known}")]

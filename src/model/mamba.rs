@@ -1,17 +1,18 @@
-//! Jamba's Mamba-1 mixer (transformers `JambaMambaMixer`).
+//! The Mamba-1 mixer, with Jamba's norms of dt, B and C where the shape has them (transformers
+//! `MambaMixer`, `JambaMambaMixer`).
 //!
 //! Shape letters: T rows, H hidden, D inner channels, N states, R the rank of dt. Rounding points,
 //! the same in every leg: each projection's output; the convolution after its silu; dt, B and C
-//! after their norms (twice, as RMSNorm has it); y after gate and skip. Δ, exp, state and Σ h·C
-//! stay f32; the state is rounded to its cache dtype after every row.
+//! after their norms, if any (twice, as RMSNorm has it); y after gate and skip. Δ, exp, state and
+//! Σ h·C stay f32; the state is rounded to its cache dtype after every row.
 //!
 //! There is one form. A decode is a sequence of one row that starts from the cached state; on a
 //! CPU the step of the scan is the scan.
 
 use super::unit::TensorSpec;
-use super::{HfConfig, Numerics, Span};
+use super::{HfConfig, MambaShape, Numerics, Span};
 use crate::ops::conv::Conv;
-use crate::ops::gemm::{weight_gradient, Into, Linear};
+use crate::ops::gemm::{bias_gradient, weight_gradient, Into, Linear};
 use crate::ops::rms_norm;
 use crate::ops::scan::{RowGradients, Rows, Scan, WeightGradients};
 
@@ -34,37 +35,40 @@ pub struct Mamba {
     x_b: Linear,
     x_c: Linear,
     dt_proj: Linear,
-    dt_norm_r: Vec<f32>,
-    b_norm_n: Vec<f32>,
-    c_norm_n: Vec<f32>,
+    /// Of dt, B and C.
+    norms: Option<[Vec<f32>; 3]>,
     scan: Scan,
     out_proj: Linear,
+    shape: MambaShape,
 }
 
 /// The tensors in flat order; a bias that the config switches off has no elements.
 pub(super) fn tensors(config: &HfConfig, prefix: &str) -> Vec<TensorSpec> {
-    let (h, d, n) = (config.hidden_size, config.d_inner(), config.mamba_d_state);
-    let (r, k) = (config.mamba_dt_rank, config.mamba_d_conv);
-    let mut list = vec![TensorSpec::new(prefix, "mamba.in_proj.weight", &[2 * d, h])];
-    let mut push = |name, shape: &[usize]| list.push(TensorSpec::new(prefix, name, shape));
-    if config.mamba_proj_bias {
-        push("mamba.in_proj.bias", &[2 * d]);
+    let (h, shape) = (config.hidden_size, config.mamba());
+    let &MambaShape { d_inner: d, d_state: n, dt_rank: r, d_conv: k, .. } = shape;
+    let prefix = format!("{prefix}{}.", config.names().mamba);
+    let mut list = vec![TensorSpec::new(&prefix, "in_proj.weight", &[2 * d, h])];
+    let mut push = |name, shape: &[usize]| list.push(TensorSpec::new(&prefix, name, shape));
+    if shape.proj_bias {
+        push("in_proj.bias", &[2 * d]);
     }
-    push("mamba.conv1d.weight", &[d, 1, k]);
-    if config.mamba_conv_bias {
-        push("mamba.conv1d.bias", &[d]);
+    push("conv1d.weight", &[d, 1, k]);
+    if shape.conv_bias {
+        push("conv1d.bias", &[d]);
     }
-    push("mamba.x_proj.weight", &[r + 2 * n, d]);
-    push("mamba.dt_layernorm.weight", &[r]);
-    push("mamba.b_layernorm.weight", &[n]);
-    push("mamba.c_layernorm.weight", &[n]);
-    push("mamba.dt_proj.weight", &[d, r]);
-    push("mamba.dt_proj.bias", &[d]);
-    push("mamba.A_log", &[d, n]);
-    push("mamba.D", &[d]);
-    push("mamba.out_proj.weight", &[h, d]);
-    if config.mamba_proj_bias {
-        push("mamba.out_proj.bias", &[h]);
+    push("x_proj.weight", &[r + 2 * n, d]);
+    if shape.dt_b_c_norms {
+        push("dt_layernorm.weight", &[r]);
+        push("b_layernorm.weight", &[n]);
+        push("c_layernorm.weight", &[n]);
+    }
+    push("dt_proj.weight", &[d, r]);
+    push("dt_proj.bias", &[d]);
+    push("A_log", &[d, n]);
+    push("D", &[d]);
+    push("out_proj.weight", &[h, d]);
+    if shape.proj_bias {
+        push("out_proj.bias", &[h]);
     }
     list
 }
@@ -74,9 +78,8 @@ pub(super) struct Activations {
     x_td: Vec<f32>,
     z_td: Vec<f32>,
     conv_td: Vec<f32>,
-    dt_raw_tr: Vec<f32>,
-    b_raw_tn: Vec<f32>,
-    c_raw_tn: Vec<f32>,
+    /// dt, B and C before their norms; empty where they have none.
+    raw: [Vec<f32>; 3],
     dt_tr: Vec<f32>,
     b_tn: Vec<f32>,
     c_tn: Vec<f32>,
@@ -91,9 +94,8 @@ struct Gradients<'a> {
     conv_w: &'a mut [f32],
     conv_bias: &'a mut [f32],
     x_proj: &'a mut [f32],
-    dt_norm: &'a mut [f32],
-    b_norm: &'a mut [f32],
-    c_norm: &'a mut [f32],
+    /// Of dt, B and C.
+    norms: [&'a mut [f32]; 3],
     dt_proj: &'a mut [f32],
     scan: WeightGradients<'a>,
     out_proj: &'a mut [f32],
@@ -101,27 +103,25 @@ struct Gradients<'a> {
 }
 
 impl<'a> Gradients<'a> {
-    fn take(config: &HfConfig, parts: &mut impl Iterator<Item = &'a mut [f32]>) -> Self {
+    fn take(shape: &MambaShape, parts: &mut impl Iterator<Item = &'a mut [f32]>) -> Self {
         let mut next = |present: bool| match present {
             true => parts.next().expect("the unit's tensors are in this order"),
             false => &mut [],
         };
         Self {
             in_proj: next(true),
-            in_bias: next(config.mamba_proj_bias),
+            in_bias: next(shape.proj_bias),
             conv_w: next(true),
-            conv_bias: next(config.mamba_conv_bias),
+            conv_bias: next(shape.conv_bias),
             x_proj: next(true),
-            dt_norm: next(true),
-            b_norm: next(true),
-            c_norm: next(true),
+            norms: [(); 3].map(|()| next(shape.dt_b_c_norms)),
             dt_proj: next(true),
             scan: {
                 let (dt_bias_d, a_log_dn, skip_d) = (next(true), next(true), next(true));
                 WeightGradients { a_log_dn, skip_d, dt_bias_d }
             },
             out_proj: next(true),
-            out_bias: next(config.mamba_proj_bias),
+            out_bias: next(shape.proj_bias),
         }
     }
 }
@@ -133,23 +133,23 @@ impl Mamba {
         parts: &mut impl Iterator<Item = &'a [f32]>,
         trains: bool,
     ) -> Self {
-        let (h, d) = (config.hidden_size, config.d_inner());
-        let (r, n) = (config.mamba_dt_rank, config.mamba_d_state);
+        let (h, shape) = (config.hidden_size, config.mamba().clone());
+        let MambaShape { d_inner: d, d_state: n, dt_rank: r, .. } = shape;
         let mut next = |present: bool| match present {
             true => parts.next().expect("the unit's tensors are in this order"),
             false => &[],
         };
-        let (in_proj, in_bias) = (next(true), next(config.mamba_proj_bias));
+        let (in_proj, in_bias) = (next(true), next(shape.proj_bias));
         let (in_x, in_z) = in_proj.split_at(d * h);
         let (bias_x, bias_z) = in_bias.split_at(in_bias.len() / 2);
-        let (conv_w, conv_bias) = (next(true), next(config.mamba_conv_bias));
+        let (conv_w, conv_bias) = (next(true), next(shape.conv_bias));
         let no_bias = vec![0.0; d];
         let x_proj = next(true);
         let (x_dt, x_bc) = x_proj.split_at(r * d);
         let (x_b, x_c) = x_bc.split_at(n * d);
-        let (dt_norm, b_norm, c_norm) = (next(true), next(true), next(true));
+        let norms = shape.dt_b_c_norms.then(|| [(); 3].map(|()| next(true).to_vec()));
         let (dt_proj, dt_bias, a_log, skip) = (next(true), next(true), next(true), next(true));
-        let (out_proj, out_bias) = (next(true), next(config.mamba_proj_bias));
+        let (out_proj, out_bias) = (next(true), next(shape.proj_bias));
         Self {
             in_x: Linear::new(in_x, bias_x, h, trains),
             in_z: Linear::new(in_z, bias_z, h, trains),
@@ -158,11 +158,10 @@ impl Mamba {
             x_b: Linear::new(x_b, &[], d, trains),
             x_c: Linear::new(x_c, &[], d, trains),
             dt_proj: Linear::new(dt_proj, &[], r, trains),
-            dt_norm_r: dt_norm.to_vec(),
-            b_norm_n: b_norm.to_vec(),
-            c_norm_n: c_norm.to_vec(),
+            norms,
             scan: Scan::new(a_log, skip, dt_bias),
             out_proj: Linear::new(out_proj, out_bias, d, trains),
+            shape,
         }
     }
 
@@ -206,36 +205,22 @@ impl Mamba {
             let out = &mut conv_td[rows.clone()];
             self.conv.forward(&mut state.conv, &x_td[rows], num.dtype, out);
         }
-        let norm = |x: &[f32], w: &[f32]| {
-            let mut y = vec![0.0; x.len()];
-            rms_norm::forward(x, w, num.eps, num.dtype, &mut y);
-            y
-        };
-        let dt_raw_tr = self.x_dt.forward(&conv_td, num.dtype);
-        let b_raw_tn = self.x_b.forward(&conv_td, num.dtype);
-        let c_raw_tn = self.x_c.forward(&conv_td, num.dtype);
-        let dt_tr = norm(&dt_raw_tr, &self.dt_norm_r);
-        let b_tn = norm(&b_raw_tn, &self.b_norm_n);
-        let c_tn = norm(&c_raw_tn, &self.c_norm_n);
+        let mut selected =
+            [&self.x_dt, &self.x_b, &self.x_c].map(|linear| linear.forward(&conv_td, num.dtype));
+        let mut raw = [const { Vec::new() }; 3];
+        for ((x, raw), w) in selected.iter_mut().zip(&mut raw).zip(self.norms.iter().flatten()) {
+            let mut normed = vec![0.0; x.len()];
+            rms_norm::forward(x, w, num.eps, num.dtype, &mut normed);
+            *raw = std::mem::replace(x, normed);
+        }
+        let [dt_tr, b_tn, c_tn] = selected;
         let dt_td = self.dt_proj.forward(&dt_tr, num.dtype);
         let y_td = vec![0.0; x_td.len()];
-        let mut acts = Activations {
-            x_td,
-            z_td,
-            conv_td,
-            dt_raw_tr,
-            b_raw_tn,
-            c_raw_tn,
-            dt_tr,
-            b_tn,
-            c_tn,
-            dt_td,
-            y_td,
-        };
+        let mut acts = Activations { x_td, z_td, conv_td, raw, dt_tr, b_tn, c_tn, dt_td, y_td };
         let mut y_td = std::mem::take(&mut acts.y_td);
         for (span, state) in spans.iter().zip(states.iter_mut()) {
             let out = &mut y_td[span.floats(d)];
-            let rows = acts.rows(*span, d, self.b_norm_n.len());
+            let rows = acts.rows(*span, d, self.shape.d_state);
             self.scan.forward(&mut state.ssm, rows, num.dtype, num.state_dtype, out);
         }
         acts.y_td = y_td;
@@ -244,10 +229,8 @@ impl Mamba {
 
     /// For sequences that started from nothing: adds the weights' gradients to `parts`, returns
     /// the gradient by u[T, H].
-    #[allow(clippy::too_many_arguments)] // A forward's arguments, and its gradient's.
     pub(super) fn backward<'a>(
         &self,
-        config: &HfConfig,
         num: &Numerics,
         u_th: &[f32],
         spans: &[Span],
@@ -255,12 +238,12 @@ impl Mamba {
         dout_th: &[f32],
         parts: &mut impl Iterator<Item = &'a mut [f32]>,
     ) -> Vec<f32> {
-        let mut grads = Gradients::take(config, parts);
-        let (d, n) = (self.in_x.outputs(), self.b_norm_n.len());
+        let mut grads = Gradients::take(&self.shape, parts);
+        let (d, n) = (self.shape.d_inner, self.shape.d_state);
         let mut dy_td = vec![0.0; acts.y_td.len()];
         self.out_proj.input_gradient(dout_th, Into::Overwrite, &mut dy_td);
         weight_gradient(dout_th, &acts.y_td, self.out_proj.outputs(), grads.out_proj);
-        add_rows(dout_th, grads.out_bias);
+        bias_gradient(dout_th, grads.out_bias);
 
         let like = |v: &[f32]| vec![0.0; v.len()];
         let (mut dconv_td, mut ddt_td, mut dz_td) =
@@ -281,31 +264,32 @@ impl Mamba {
         let mut ddt_tr = like(&acts.dt_tr);
         self.dt_proj.input_gradient(&ddt_td, Into::Overwrite, &mut ddt_tr);
         weight_gradient(&ddt_td, &acts.dt_tr, d, grads.dt_proj);
-        self.backward_x_proj(num, acts, [&ddt_tr, &db_tn, &dc_tn], &mut dconv_td, &mut grads);
+        self.backward_x_proj(num, acts, [ddt_tr, db_tn, dc_tn], &mut dconv_td, &mut grads);
         self.backward_in_proj(u_th, spans, acts, &dconv_td, &dz_td, &mut grads)
     }
 
-    /// Through the three norms and x_proj; adds to `dconv_td`.
+    /// Through the three norms, if any, and x_proj; adds to `dconv_td`.
     fn backward_x_proj(
         &self,
         num: &Numerics,
         acts: &Activations,
-        [ddt_tr, db_tn, dc_tn]: [&[f32]; 3],
+        mut dselected: [Vec<f32>; 3],
         dconv_td: &mut [f32],
         grads: &mut Gradients<'_>,
     ) {
-        let (r, n, d) = (self.dt_norm_r.len(), self.b_norm_n.len(), self.in_x.outputs());
-        let (dx_dt, dx_bc) = grads.x_proj.split_at_mut(r * d);
-        let (dx_b, dx_c) = dx_bc.split_at_mut(n * d);
-        for (linear, w, raw, dy, dnorm, dproj) in [
-            (&self.x_dt, &self.dt_norm_r, &acts.dt_raw_tr, ddt_tr, &mut *grads.dt_norm, dx_dt),
-            (&self.x_b, &self.b_norm_n, &acts.b_raw_tn, db_tn, &mut *grads.b_norm, dx_b),
-            (&self.x_c, &self.c_norm_n, &acts.c_raw_tn, dc_tn, &mut *grads.c_norm, dx_c),
-        ] {
+        let norms = self.norms.iter().flatten().zip(&acts.raw).zip(&mut grads.norms);
+        for (dy, ((w, raw), dnorm)) in dselected.iter_mut().zip(norms) {
             let mut draw = vec![0.0; raw.len()];
             rms_norm::backward(raw, w, num.eps, dy, &mut draw, dnorm);
-            linear.input_gradient(&draw, Into::Add, dconv_td);
-            weight_gradient(&draw, &acts.conv_td, linear.outputs(), dproj);
+            *dy = draw;
+        }
+        let mut rest = &mut *grads.x_proj;
+        for (linear, dy) in [&self.x_dt, &self.x_b, &self.x_c].into_iter().zip(&dselected) {
+            let own = linear.outputs() * linear.inner();
+            let (dproj, after) = std::mem::take(&mut rest).split_at_mut(own);
+            rest = after;
+            linear.input_gradient(dy, Into::Add, dconv_td);
+            weight_gradient(dy, &acts.conv_td, linear.outputs(), dproj);
         }
     }
 
@@ -334,8 +318,8 @@ impl Mamba {
         weight_gradient(&dx_td, u_th, d, dw_x);
         weight_gradient(dz_td, u_th, d, dw_z);
         let (dbias_x, dbias_z) = grads.in_bias.split_at_mut(grads.in_bias.len() / 2);
-        add_rows(&dx_td, dbias_x);
-        add_rows(dz_td, dbias_z);
+        bias_gradient(&dx_td, dbias_x);
+        bias_gradient(dz_td, dbias_z);
         let mut du_th = vec![0.0; u_th.len()];
         self.in_x.input_gradient(&dx_td, Into::Overwrite, &mut du_th);
         self.in_z.input_gradient(dz_td, Into::Add, &mut du_th);
@@ -352,15 +336,6 @@ impl Activations {
             b_tn: &self.b_tn[narrow.clone()],
             c_tn: &self.c_tn[narrow],
             z_td: &self.z_td[wide],
-        }
-    }
-}
-
-/// A bias' gradient: the rows' sum, rows ascending; nothing where there is no bias.
-fn add_rows(dy_tn: &[f32], dbias_n: &mut [f32]) {
-    if !dbias_n.is_empty() {
-        for dy_n in dy_tn.chunks_exact(dbias_n.len()) {
-            dbias_n.iter_mut().zip(dy_n).for_each(|(sum, d)| *sum += d);
         }
     }
 }

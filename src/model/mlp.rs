@@ -1,4 +1,5 @@
-//! The dense feed-forward: down(silu(gate·x) · (up·x)) (transformers `JambaMLP`).
+//! The gated feed-forward: down(silu(gate·x) · (up·x)) (transformers `JambaMLP`, `LlamaMLP`); a
+//! dense layer's whole, or one expert.
 //!
 //! Shape letters: T rows, H hidden, F intermediate. Rounding points: gate, up, their product after
 //! silu, down.
@@ -16,13 +17,13 @@ pub struct Mlp {
     down_proj: Linear,
 }
 
-pub(super) fn tensors(config: &HfConfig, prefix: &str) -> Vec<TensorSpec> {
-    let (h, f) = (config.hidden_size, config.intermediate_size);
+/// How many [`tensors`] has.
+pub(super) const TENSORS: usize = 3;
+
+pub(super) fn tensors(config: &HfConfig, prefix: &str) -> [TensorSpec; TENSORS] {
+    let (h, f) = (config.hidden_size, config.feed_forward().intermediate_size);
     [("gate", [f, h]), ("up", [f, h]), ("down", [h, f])]
-        .map(|(name, shape)| {
-            TensorSpec::new(prefix, &format!("feed_forward.{name}_proj.weight"), &shape)
-        })
-        .into()
+        .map(|(name, shape)| TensorSpec::new(prefix, &format!("{name}_proj.weight"), &shape))
 }
 
 impl Mlp {
@@ -32,7 +33,7 @@ impl Mlp {
         parts: &mut impl Iterator<Item = &'a [f32]>,
         trains: bool,
     ) -> Self {
-        let (h, f) = (config.hidden_size, config.intermediate_size);
+        let (h, f) = (config.hidden_size, config.feed_forward().intermediate_size);
         let mut linear = |inner| {
             let w = parts.next().expect("the unit's tensors are in this order");
             Linear::new(w, &[], inner, trains)

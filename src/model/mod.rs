@@ -11,9 +11,11 @@ mod config;
 mod error;
 mod mamba;
 mod mlp;
+mod moe;
 mod preset;
 mod root;
 mod save;
+mod shard;
 mod unit;
 
 use std::ops::Range;
@@ -21,7 +23,10 @@ use std::ops::Range;
 pub use attention::{Context, Projected};
 pub use block::Block;
 pub use checkpoint::{load_master, load_plan};
-pub use config::{HfConfig, MixerKind};
+pub use config::{
+    AttentionShape, Every, ExpertsShape, Family, FeedForwardKind, FeedForwardShape, HfConfig,
+    LayerKind, MambaShape, MixerKind, Names, RopeShape,
+};
 pub use error::ModelError;
 pub use mamba::MambaState;
 pub use preset::Preset;
@@ -29,6 +34,7 @@ pub use root::Root;
 pub use save::{save_folder, save_preset};
 pub use unit::{combine_fingerprints, TensorSpec, UnitBytes, UnitSpec};
 
+use crate::base::Position;
 use crate::config::Dtype;
 
 /// The dtypes and constant that fix every rounding of a forward.
@@ -38,6 +44,9 @@ pub struct Numerics {
     pub dtype: Dtype,
     /// The recurrent state between rows: the dtype of the engine's cache, on both sides.
     pub state_dtype: Dtype,
+    /// The residual stream between blocks.
+    pub residual_dtype: Dtype,
+    /// Of every RMS norm.
     pub eps: f32,
 }
 
@@ -46,6 +55,8 @@ pub struct Numerics {
 pub struct Span {
     pub start: usize,
     pub len: usize,
+    /// Of the first row, in its sequence.
+    pub position: Position,
 }
 
 impl Span {
@@ -54,6 +65,12 @@ impl Span {
     pub fn floats(self, width: usize) -> Range<usize> {
         self.start * width..(self.start + self.len) * width
     }
+
+    /// The rows' places in their sequence.
+    #[must_use]
+    pub fn positions(self) -> Range<usize> {
+        self.position.index()..self.position.index() + self.len
+    }
 }
 
 /// A model's shape: its layers in order and its units. Unit 0 is the root (embedding, final norm
@@ -61,7 +78,7 @@ impl Span {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub config: HfConfig,
-    pub layers: Vec<MixerKind>,
+    pub layers: Vec<LayerKind>,
     pub units: Vec<UnitSpec>,
 }
 
@@ -83,7 +100,8 @@ impl Plan {
 
     #[must_use]
     pub fn numerics(&self, dtype: Dtype, state_dtype: Dtype) -> Numerics {
-        Numerics { dtype, state_dtype, eps: self.config.rms_norm_eps }
+        let residual_dtype = if self.config.residual_in_fp32 { Dtype::F32 } else { dtype };
+        Numerics { dtype, state_dtype, residual_dtype, eps: self.config.rms_norm_eps }
     }
 }
 

@@ -1,6 +1,9 @@
 //! Named shapes with seeded random weights.
 
-use super::{HfConfig, ModelError, Plan, TensorSpec};
+use super::{
+    AttentionShape, Every, Family, FeedForwardShape, HfConfig, MambaShape, ModelError, Plan,
+    RopeShape, TensorSpec,
+};
 use crate::base::{Stream, TokenId};
 
 /// A shape that needs no folder.
@@ -8,17 +11,24 @@ use crate::base::{Stream, TokenId};
 pub enum Preset {
     /// Four layers of 64, one of them attention; one token a byte.
     TinyJamba,
+    /// The same in Mamba-1 layers alone.
+    TinyMamba,
+    /// The same in attention layers alone.
+    TinyLlama,
     /// The shape of AI21-Jamba-Reasoning-3B.
     Jamba3bShape,
 }
 
 impl Preset {
-    pub const ALL: [Self; 2] = [Self::TinyJamba, Self::Jamba3bShape];
+    pub const ALL: [Self; 4] =
+        [Self::TinyJamba, Self::TinyMamba, Self::TinyLlama, Self::Jamba3bShape];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::TinyJamba => "tiny-jamba",
+            Self::TinyMamba => "tiny-mamba",
+            Self::TinyLlama => "tiny-llama",
             Self::Jamba3bShape => "jamba-3b-shape",
         }
     }
@@ -39,44 +49,47 @@ impl Preset {
 
     #[must_use]
     pub fn config(self) -> HfConfig {
-        let token = TokenId::new;
-        let tiny = HfConfig {
-            vocab_size: 256,
-            hidden_size: 64,
-            intermediate_size: 128,
-            num_hidden_layers: 4,
-            num_attention_heads: 4,
-            num_key_value_heads: 2,
-            attn_layer_period: 4,
-            attn_layer_offset: 2,
-            mamba_d_state: 16,
-            mamba_d_conv: 4,
-            mamba_expand: 2,
-            mamba_dt_rank: 4,
-            mamba_conv_bias: true,
-            mamba_proj_bias: false,
-            rms_norm_eps: 1e-6,
-            tie_word_embeddings: false,
-            max_position_embeddings: 512,
-            bos_token_id: Some(token(1)),
-            eos_token_ids: vec![token(2)],
-            pad_token_id: Some(token(0)),
-        };
+        let tiny = tiny_jamba();
         match self {
             Self::TinyJamba => tiny,
+            Self::TinyMamba => HfConfig {
+                family: Family::Mamba,
+                attention: None,
+                mamba: tiny.mamba.map(|shape| MambaShape { dt_b_c_norms: false, ..shape }),
+                feed_forward: None,
+                rms_norm_eps: 1e-5,
+                residual_in_fp32: true,
+                tie_word_embeddings: true,
+                max_position_embeddings: None,
+                ..tiny
+            },
+            Self::TinyLlama => HfConfig {
+                family: Family::Llama,
+                attention: tiny.attention.map(|shape| AttentionShape {
+                    layers: Every::ONE,
+                    rope: Some(RopeShape { theta: 10_000.0, llama3: None }),
+                    ..shape
+                }),
+                mamba: None,
+                rms_norm_eps: 1e-5,
+                ..tiny
+            },
             Self::Jamba3bShape => HfConfig {
                 vocab_size: 65_536,
                 hidden_size: 2560,
-                intermediate_size: 8192,
                 num_hidden_layers: 28,
-                num_attention_heads: 20,
-                num_key_value_heads: 1,
-                attn_layer_period: 14,
-                attn_layer_offset: 7,
-                mamba_dt_rank: 160,
+                attention: tiny.attention.map(|shape| AttentionShape {
+                    layers: Every { period: 14, offset: 7 },
+                    heads: 20,
+                    kv_heads: 1,
+                    head_dim: 128,
+                    ..shape
+                }),
+                mamba: tiny.mamba.map(|shape| MambaShape { d_inner: 5120, dt_rank: 160, ..shape }),
+                feed_forward: Some(FeedForwardShape { intermediate_size: 8192, experts: None }),
                 tie_word_embeddings: true,
-                max_position_embeddings: 262_144,
-                eos_token_ids: vec![token(2), token(519)],
+                max_position_embeddings: Some(262_144),
+                eos_token_ids: vec![TokenId::new(2), TokenId::new(519)],
                 ..tiny
             },
         }
@@ -104,10 +117,11 @@ impl Preset {
             (0..tensor.len()).map(|i| value(i, &mut stream) as f32).collect()
         };
         if name.ends_with("A_log") {
-            let states = config.mamba_d_state;
+            let states = config.mamba().d_state;
             return fill(&mut |i, _| ((i % states + 1) as f64).ln());
         }
-        if name.ends_with("mamba.D") || name.ends_with("layernorm.weight") {
+        let vector = tensor.shape.len() == 1;
+        if name.ends_with(".D") || vector && name.ends_with(".weight") {
             return fill(&mut |_, _| 1.0);
         }
         if name.ends_with("dt_proj.bias") {
@@ -125,7 +139,8 @@ impl Preset {
         let into_residual = name.ends_with("out_proj.weight")
             || name.ends_with("o_proj.weight")
             || name.ends_with("down_proj.weight");
-        let deviation = if name.ends_with("embed_tokens.weight") && !config.tie_word_embeddings {
+        let is_embedding = *tensor == plan.units[0].tensors[0];
+        let deviation = if is_embedding && !config.tie_word_embeddings {
             0.5
         } else if into_residual {
             1.0 / (fan_in * 2.0 * config.num_hidden_layers as f64).sqrt()
@@ -133,6 +148,43 @@ impl Preset {
             1.0 / fan_in.sqrt()
         };
         fill(&mut |_, stream| deviation * stream.normal())
+    }
+}
+
+fn tiny_jamba() -> HfConfig {
+    let token = TokenId::new;
+    HfConfig {
+        family: Family::Jamba,
+        vocab_size: 256,
+        hidden_size: 64,
+        num_hidden_layers: 4,
+        attention: Some(AttentionShape {
+            layers: Every { period: 4, offset: 2 },
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            qkv_bias: false,
+            o_bias: false,
+            qk_norm: false,
+            rope: None,
+        }),
+        mamba: Some(MambaShape {
+            d_inner: 128,
+            d_state: 16,
+            d_conv: 4,
+            dt_rank: 4,
+            conv_bias: true,
+            proj_bias: false,
+            dt_b_c_norms: true,
+        }),
+        feed_forward: Some(FeedForwardShape { intermediate_size: 128, experts: None }),
+        rms_norm_eps: 1e-6,
+        residual_in_fp32: false,
+        tie_word_embeddings: false,
+        max_position_embeddings: Some(512),
+        bos_token_id: Some(token(1)),
+        eos_token_ids: vec![token(2)],
+        pad_token_id: Some(token(0)),
     }
 }
 
@@ -161,6 +213,10 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
         let message = Preset::from_name("jamba").expect_err("unknown").to_string();
-        assert_eq!(message, "unknown preset \"jamba\"; the presets are tiny-jamba, jamba-3b-shape");
+        assert_eq!(
+            message,
+            "unknown preset \"jamba\"; the presets are tiny-jamba, tiny-mamba, tiny-llama, \
+            jamba-3b-shape"
+        );
     }
 }

@@ -10,6 +10,9 @@ use crate::config::Dtype;
 use crate::ops::gemm::{weight_gradient, Into, Linear};
 use crate::ops::rms_norm;
 
+/// The output head, by the same name in every family.
+pub(super) const HEAD: &str = "lm_head.weight";
+
 /// The weights, the head packed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Root {
@@ -37,13 +40,13 @@ impl<'a> Gradients<'a> {
 }
 
 pub(super) fn unit(config: &HfConfig) -> UnitSpec {
-    let (v, h) = (config.vocab_size, config.hidden_size);
+    let (v, h, names) = (config.vocab_size, config.hidden_size, config.names());
     let mut tensors = vec![
-        TensorSpec::new("model.", "embed_tokens.weight", &[v, h]),
-        TensorSpec::new("model.", "final_layernorm.weight", &[h]),
+        TensorSpec::new(names.embedding, ".weight", &[v, h]),
+        TensorSpec::new(names.final_norm, ".weight", &[h]),
     ];
     if !config.tie_word_embeddings {
-        tensors.push(TensorSpec::new("", "lm_head.weight", &[v, h]));
+        tensors.push(TensorSpec::new(HEAD, "", &[v, h]));
     }
     UnitSpec { name: "root".into(), tensors }
 }

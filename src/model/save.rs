@@ -8,12 +8,13 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype as FileDtype, View};
 
-use super::checkpoint::{EMBEDDING, TIED_HEAD, WEIGHTS};
-use super::{ModelError, Plan, Preset, TensorSpec, UnitBytes};
+use super::checkpoint::{GENERATION, WEIGHTS};
+use super::root::HEAD;
+use super::{Family, ModelError, Plan, Preset, TensorSpec, UnitBytes};
 use crate::config::Dtype;
 
 /// Config, generation config and `units`, each a unit's flat f32 weights, in `dtype`. A tied
-/// model's head is written too, because vLLM's Jamba looks for it.
+/// Jamba's head is written too, because vLLM looks for it.
 ///
 /// # Errors
 /// A folder that exists already, or one that cannot be written. The weights come last and get their
@@ -68,7 +69,7 @@ fn save(folder: &Path, plan: &Plan, dtype: Dtype, values: &Values<'_>) -> Result
         "eos_token_id": config["eos_token_id"],
         "pad_token_id": config["pad_token_id"],
     });
-    for (name, json) in [("config.json", config), ("generation_config.json", generation)] {
+    for (name, json) in [("config.json", config), (GENERATION, generation)] {
         let path = folder.join(name);
         let text = format!("{json:#}\n");
         fs::write(&path, text).map_err(failed(&path))?;
@@ -90,8 +91,8 @@ fn write_weights(
     let specs = plan.units.iter().flat_map(|unit| &unit.tensors);
     let mut tensors: BTreeMap<&str, Lazy<'_, '_>> =
         specs.map(|spec| (spec.name.as_str(), Lazy { spec, dtype, values })).collect();
-    if plan.config.tie_word_embeddings {
-        tensors.insert(TIED_HEAD, tensors[EMBEDDING]);
+    if plan.config.tie_word_embeddings && plan.config.family == Family::Jamba {
+        tensors.insert(HEAD, tensors[plan.units[0].tensors[0].name.as_str()]);
     }
     let metadata = Some([("format".to_owned(), "pt".to_owned())].into());
     safetensors::serialize_to_file(tensors, metadata, path).map_err(|error| match error {

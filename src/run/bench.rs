@@ -88,10 +88,11 @@ impl Work {
     fn of(plan: &Plan) -> Self {
         let embedding = plan.units[0].tensors[0].len() as u64;
         let lookups = if plan.config.tie_word_embeddings { 0 } else { embedding };
-        let mamba = plan.layers.iter().filter(|&&kind| kind == MixerKind::Mamba).count();
+        let mamba = plan.layers.iter().filter(|kind| kind.mixer == MixerKind::Mamba).count();
+        let states = plan.config.mamba.as_ref().map_or(0, |shape| shape.d_inner * shape.d_state);
         Self {
             mflop: 2.0 * (plan.num_parameters() - lookups) as f64 / 1e6,
-            exponentials: mamba * plan.config.d_inner() * plan.config.mamba_d_state,
+            exponentials: mamba * states,
         }
     }
 

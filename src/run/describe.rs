@@ -9,7 +9,7 @@ use super::parts;
 use super::predict::{foretold_spikes, predict, Outline};
 use crate::config::{Config, Dtype};
 use crate::engine::{self, Layout};
-use crate::model::{MixerKind, Numerics, Plan};
+use crate::model::{ExpertsShape, FeedForwardKind, MixerKind, Numerics, Plan};
 
 /// Index widths that the table of first wrapped blocks shows.
 const WIDTHS: [u32; 5] = [16, 22, 24, 31, 32];
@@ -37,7 +37,7 @@ fn write_layers(text: &mut String, plan: &Plan, num: &Numerics) -> Result<()> {
     writeln!(text, "parameters        {params} ({bytes} bytes in {dtype})")?;
     writeln!(text, "vocabulary        {}", plan.config.vocab_size)?;
     writeln!(text, "hidden            {}", plan.config.hidden_size)?;
-    let of = |kind| plan.layers.iter().filter(|&&layer| layer == kind).count();
+    let of = |kind| plan.layers.iter().filter(|layer| layer.mixer == kind).count();
     let (mamba, attention) = (of(MixerKind::Mamba), of(MixerKind::Attention));
     writeln!(
         text,
@@ -45,8 +45,14 @@ fn write_layers(text: &mut String, plan: &Plan, num: &Numerics) -> Result<()> {
         plan.layers.len()
     )?;
     for (index, kind) in plan.layers.iter().enumerate() {
-        let kind = if *kind == MixerKind::Mamba { "mamba" } else { "attention" };
-        writeln!(text, "  {index:<4}{kind}")?;
+        let mixer = if kind.mixer == MixerKind::Mamba { "mamba" } else { "attention" };
+        let experts = plan.config.feed_forward.as_ref().and_then(|shape| shape.experts);
+        match (kind.feed_forward, experts) {
+            (FeedForwardKind::Experts, Some(ExpertsShape { count, per_token, .. })) => {
+                writeln!(text, "  {index:<4}{mixer}, {per_token} of {count} experts")?;
+            }
+            _ => writeln!(text, "  {index:<4}{mixer}")?,
+        }
     }
     Ok(())
 }

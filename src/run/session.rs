@@ -12,7 +12,7 @@ use crate::engine::{Completion, Engine, GenerationRequest, SampledToken};
 use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
 use crate::model::{combine_fingerprints, Numerics, Plan};
 use crate::rollout::{advantages, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task};
-use crate::trainer::reference::{Dims, Reference};
+use crate::trainer::reference::Reference;
 use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
 
 /// Everything a run holds between its steps.
@@ -262,7 +262,7 @@ impl Session {
                 weights.insert(tensor.name.clone(), (tensor.shape.clone(), part.to_vec()));
             }
         }
-        Reference::new(Dims::from(&self.plan.config), weights).context("the reference leg")
+        Reference::new(&self.plan, weights).context("the reference leg")
     }
 
     fn tensor_fingerprints(&self) -> Vec<TensorFingerprint> {

@@ -28,6 +28,8 @@ pub struct Inspection {
     /// `[T, H]` each, as transformers reports them: the embedding, the output of each layer but
     /// the last, and the last after the final norm.
     pub hidden: Vec<Vec<f32>>,
+    /// `[T, E]` each, one for every layer with experts.
+    pub router_logits: Vec<Vec<f32>>,
     /// `[T, V]`.
     pub logits: Vec<f32>,
 }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::base::{Contract, TokenId, WeightVersion};
 use crate::config::{Fault, TrainerConfig, Update};
-use crate::model::{Numerics, Plan, UnitBytes};
+use crate::model::{Block, Numerics, Plan, UnitBytes};
 
 /// One rank of the trainer.
 pub struct Trainer {
@@ -172,10 +172,16 @@ impl Trainer {
                 inspections[sequence].hidden.push(x_th[span.floats(h)].to_vec());
             }
         };
-        let last = self.plan.layers.len();
-        let mut observe = |layer: usize, chunks: &[Chunk]| {
-            if layer < last {
-                chunks.iter().for_each(|chunk| keep(chunk, &chunk.x_th));
+        let mut routers = vec![Vec::new(); sequences.len()];
+        let mut observe = |block: &Block, chunks: &[Chunk]| {
+            for chunk in chunks {
+                keep(chunk, &chunk.x_th);
+                let logits_te = block.router_logits(&self.num, &chunk.spans, &chunk.x_th);
+                let Some(logits_te) = logits_te else { continue };
+                let experts = logits_te.len() / chunk.tokens.len();
+                for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
+                    routers[sequence].push(logits_te[span.floats(experts)].to_vec());
+                }
             }
         };
         let root = self.with_units(|units| {
@@ -183,6 +189,9 @@ impl Trainer {
         })?;
         for chunk in &chunks {
             keep(chunk, &root.norm(&self.num, &chunk.x_th));
+        }
+        for (inspection, router) in inspections.iter_mut().zip(routers) {
+            inspection.router_logits = router;
         }
         for chunk in &chunks {
             let logits_tv = root.logits(&self.num, &chunk.x_th);

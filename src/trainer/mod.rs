@@ -6,7 +6,6 @@
 pub mod adamw;
 pub mod collective;
 mod data;
-mod dims;
 mod error;
 pub mod grpo;
 mod head;

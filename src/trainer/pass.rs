@@ -8,7 +8,7 @@
 use rayon::prelude::*;
 
 use super::TrainerError;
-use crate::base::TokenId;
+use crate::base::{Position, TokenId};
 use crate::model::{Block, Numerics, Plan, Root, Span, UnitBytes};
 
 /// Where a pass gets a unit's compute-dtype weights from.
@@ -65,21 +65,22 @@ pub(super) fn pack(sequences: &[&[TokenId]], max_tokens: usize) -> Vec<Chunk> {
             });
         }
         let chunk = chunks.last_mut().expect("one was just pushed where there was none");
-        chunk.spans.push(Span { start: chunk.tokens.len(), len: tokens.len() });
+        let (start, len) = (chunk.tokens.len(), tokens.len());
+        chunk.spans.push(Span { start, len, position: Position::new(0) });
         chunk.sequences.push(index);
         chunk.tokens.extend_from_slice(tokens);
     }
     chunks
 }
 
-/// Runs every chunk through all layers. `observe` sees each layer's input in turn, and at the end
-/// (layer = number of layers) what left the last. Returns the root, whose head comes next.
+/// Runs every chunk through all layers. `observe` sees each layer and its input in turn. Returns
+/// the root, whose head comes next.
 pub(super) fn forward(
     shape: Shape<'_>,
     units: &dyn Units,
     chunks: &mut [Chunk],
     keep_inputs: bool,
-    observe: &mut dyn FnMut(usize, &[Chunk]),
+    observe: &mut dyn FnMut(&Block, &[Chunk]),
 ) -> Result<Root, TrainerError> {
     let root = shape.root(units, false)?;
     chunks.par_iter_mut().for_each(|chunk| {
@@ -87,8 +88,8 @@ pub(super) fn forward(
         chunk.x_th = root.embed(chunk.tokens.iter().copied());
     });
     for layer in 0..shape.plan.layers.len() {
-        observe(layer, chunks);
         let block = shape.block(units, layer, false)?;
+        observe(&block, chunks);
         chunks.par_iter_mut().for_each(|chunk| {
             if keep_inputs {
                 chunk.inputs.push(chunk.x_th.clone());
@@ -96,7 +97,6 @@ pub(super) fn forward(
             block.forward(shape.num, &chunk.spans, &mut chunk.x_th);
         });
     }
-    observe(shape.plan.layers.len(), chunks);
     Ok(root)
 }
 
@@ -127,7 +127,7 @@ pub(super) fn backward(
         accumulate(&mut total[layer + 1], &mut upstream, |index, dx_th, grads| {
             let chunk = &chunks[index];
             let x_th = &chunk.inputs[layer];
-            block.backward(&shape.plan.config, shape.num, spec, &chunk.spans, x_th, dx_th, grads);
+            block.backward(shape.num, spec, &chunk.spans, x_th, dx_th, grads);
         });
     }
     for (chunk, dx_th) in chunks.iter().zip(&upstream) {

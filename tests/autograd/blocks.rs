@@ -1,13 +1,14 @@
 //! Whole blocks and the whole trainer.
 
-use gapscope::base::{LogProb, TokenId};
+use gapscope::base::{LogProb, Position, TokenId};
 use gapscope::config::Dtype;
-use gapscope::model::{Block, HfConfig, Plan, Preset, Span};
+use gapscope::model::{AttentionShape, Block, Family, HfConfig, MambaShape, Plan, Preset, Span};
 use gapscope::trainer::{Experience, Sequence, Trainer};
 
 use crate::common::dense::{flat, tensor, Dense};
+use crate::common::shapes::odd_shapes;
 use crate::common::{
-    config, gradient_by_update, odd_configs, random_tokens, random_weights, GRADIENT_BY_UPDATE,
+    config, gradient_by_update, random_tokens, random_weights, GRADIENT_BY_UPDATE,
 };
 use crate::{check, random};
 
@@ -16,7 +17,7 @@ use crate::{check, random};
 const BLOCK: f64 = 3e-5;
 
 fn plans() -> Vec<(&'static str, Plan)> {
-    odd_configs().into_iter().map(|(name, config)| (name, Plan::new(config))).collect()
+    odd_shapes().into_iter().map(|(name, config)| (name, Plan::new(config))).collect()
 }
 
 #[test]
@@ -32,7 +33,7 @@ fn blocks_over_packed_documents() {
                 let mut start = 0;
                 let span = |&len: &usize| {
                     start += len;
-                    Span { start: start - len, len }
+                    Span { start: start - len, len, position: Position::new(0) }
                 };
                 let spans: Vec<Span> = lens.iter().map(span).collect();
                 let (rows, h) = (start, plan.config.hidden_size);
@@ -40,7 +41,7 @@ fn blocks_over_packed_documents() {
                 let (mut y, mut dx) = (x.clone(), dy.clone());
                 let mut grads = vec![0.0; spec.len()];
                 block.forward(&num, &spans, &mut y);
-                block.backward(&plan.config, &num, spec, &spans, &x, &mut dx, &mut grads);
+                block.backward(&num, spec, &spans, &x, &mut dx, &mut grads);
 
                 let dense = Dense::new(&plan, &units, lens);
                 let input = candle_core::Var::from_tensor(&tensor(&x, &[rows, h])).expect("x");
@@ -173,10 +174,26 @@ fn a_grpo_update_at_a_temperature() {
 
 #[test]
 fn the_table_has_the_odd_shapes() {
-    let all = odd_configs();
+    let all = odd_shapes();
     let has = |what: &dyn Fn(&HfConfig) -> bool| all.iter().any(|(_, config)| what(config));
-    assert!(has(&|c| c.mamba_proj_bias) && has(&|c| !c.mamba_conv_bias));
-    assert!(has(&|c| c.mamba_d_state == 8) && has(&|c| c.mamba_d_state == 17));
-    assert!(has(&|c| c.mamba_d_conv == 2) && has(&|c| c.num_key_value_heads == 1));
+    let mamba = |what: fn(&MambaShape) -> bool| has(&|c| c.mamba.as_ref().is_some_and(what));
+    assert!(mamba(|m| m.proj_bias) && mamba(|m| !m.conv_bias) && mamba(|m| !m.dt_b_c_norms));
+    assert!(mamba(|m| m.d_state == 8) && mamba(|m| m.d_state == 17) && mamba(|m| m.d_conv == 2));
+    let attention =
+        |what: fn(&AttentionShape) -> bool| has(&|c| c.attention.as_ref().is_some_and(what));
+    assert!(attention(|a| a.kv_heads == 1) && attention(|a| a.qkv_bias && !a.o_bias));
+    assert!(attention(|a| a.o_bias) && attention(|a| a.qk_norm));
+    assert!(attention(|a| a.rope.is_some_and(|rope| rope.llama3.is_some())));
     assert!(has(&|c| c.tie_word_embeddings) && has(&|c| *c == Preset::TinyJamba.config()));
+    for family in Family::ALL {
+        assert!(has(&|c| c.family == family), "{family:?}");
+    }
+    // Of two choices and of one: a single weight still has a gradient, as it is not renormalised.
+    let experts = |chosen| {
+        has(&|c| {
+            let shape = c.feed_forward.as_ref().and_then(|shape| shape.experts);
+            shape.is_some_and(|experts| experts.per_token == chosen)
+        })
+    };
+    assert!(experts(1) && experts(2));
 }

@@ -2,6 +2,7 @@
 
 use candle_core::D;
 use candle_nn::ops::log_softmax;
+use gapscope::base::Position;
 use gapscope::config::Dtype;
 use gapscope::model::{Plan, Preset, Root, Span};
 use gapscope::ops::attention::{self, Heads};
@@ -24,7 +25,7 @@ fn spans(lens: &[usize]) -> Vec<Span> {
     let mut start = 0;
     let span = |&len: &usize| {
         start += len;
-        Span { start: start - len, len }
+        Span { start: start - len, len, position: Position::new(0) }
     };
     lens.iter().map(span).collect()
 }

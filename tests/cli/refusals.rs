@@ -39,7 +39,7 @@ fn experiment_files() {
             "\"tiny-jamba\"",
             "\"tiny-jambo\"",
             "7:10: model.preset = \"tiny-jambo\" is refused; it takes one of \"tiny-jamba\", \
-             \"jamba-3b-shape\"; did you mean \"tiny-jamba\"?",
+             \"tiny-mamba\", \"tiny-llama\", \"jamba-3b-shape\"; did you mean \"tiny-jamba\"?",
         ),
     ] {
         let file = changed(folder.path(), from, to);
@@ -144,7 +144,7 @@ fn model_folders() {
         assert!(!Path::new(out).exists(), "a run that cannot start leaves nothing");
     };
     let hint = "name a folder that holds config.json and model.safetensors, or a preset: \
-        tiny-jamba, jamba-3b-shape";
+        tiny-jamba, tiny-mamba, tiny-llama, jamba-3b-shape";
 
     let missing = folder.path().join("missing");
     let not_there =

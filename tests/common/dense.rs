@@ -1,4 +1,4 @@
-//! Jamba in candle's own tensor operations, f64, over documents packed into one chunk.
+//! Every family in candle's own tensor operations, f64, over documents packed into one chunk.
 //!
 //! Written apart from the crate's loops on purpose: no recurrence, no state, no spans. `sees[t, s]`
 //! is 1 where row t may look at row s (the same document, not later); convolution, scan and
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor, Var, D};
 use candle_nn::ops::{log_softmax, softmax};
 use gapscope::base::TokenId;
-use gapscope::model::{HfConfig, MixerKind, Plan};
+use gapscope::model::{FeedForwardKind, HfConfig, MixerKind, Plan, RopeShape};
 use gapscope::ops::attention::Heads;
 
 pub type Candle = candle_core::Result<Tensor>;
@@ -52,6 +52,44 @@ impl Documents {
 
     fn sees(&self) -> Tensor {
         self.mask(|_| true)
+    }
+
+    /// One head's rows x[T, E], each turned by its place: cos · x + sin · (x with its halves
+    /// swapped and the new first one negated).
+    pub fn turned(&self, x: &Tensor, rope: &RopeShape) -> Candle {
+        let width = x.dim(1)?;
+        let half = width / 2;
+        let angle = |place: usize, e: usize| place as f64 * frequency(rope, width, e % half);
+        let table = |of: fn(f64) -> f64| {
+            let row = |&(_, place): &(usize, usize)| (0..width).map(move |e| of(angle(place, e)));
+            Tensor::from_iter(self.rows.iter().flat_map(row), &Device::Cpu)?.reshape(x.shape())
+        };
+        let swap = (0..width * width).map(|at| match (at / width, at % width) {
+            (from, to) if from == to + half => -1.0,
+            (from, to) if to == from + half => 1.0,
+            _ => 0.0,
+        });
+        let swap = Tensor::from_iter(swap, &Device::Cpu)?.reshape((width, width))?;
+        let other = x.contiguous()?.matmul(&swap)?;
+        (x * table(f64::cos)?)? + (other * table(f64::sin)?)?
+    }
+}
+
+/// Radians a position of pair `i`: Llama 3.1's stretch divides long waves by the factor, keeps
+/// short ones and goes from one to the other in between.
+fn frequency(rope: &RopeShape, width: usize, i: usize) -> f64 {
+    let plain = (-(2.0 * i as f64 / width as f64) * rope.theta.ln()).exp();
+    let Some(stretch) = rope.llama3 else { return plain };
+    let wave = 2.0 * std::f64::consts::PI / plain;
+    let (context, low, high) =
+        (stretch.original_context, stretch.low_freq_factor, stretch.high_freq_factor);
+    if wave < context / high {
+        plain
+    } else if wave > context / low {
+        plain / stretch.factor
+    } else {
+        let smooth = (context / wave - low) / (high - low);
+        (1.0 - smooth) * plain / stretch.factor + smooth * plain
     }
 }
 
@@ -154,50 +192,93 @@ impl Dense {
         &self.weights[name]
     }
 
-    fn linear(&self, x: &Tensor, name: &str) -> Candle {
-        let bias = self.weights.get(&format!("{name}.bias")).map(|var| var.as_tensor());
-        linear(x, self.weight(&format!("{name}.weight")), bias)
+    fn find(&self, name: &str) -> Option<&Tensor> {
+        self.weights.get(name).map(|var| var.as_tensor())
     }
 
+    fn linear(&self, x: &Tensor, name: &str) -> Candle {
+        linear(x, self.weight(&format!("{name}.weight")), self.find(&format!("{name}.bias")))
+    }
+
+    /// x itself where there is no such norm.
     fn norm(&self, x: &Tensor, name: &str) -> Candle {
-        rms_norm(x, self.weight(&format!("{name}.weight")), self.config.rms_norm_eps)
+        match self.find(&format!("{name}.weight")) {
+            Some(w) => rms_norm(x, w, self.config.rms_norm_eps),
+            None => Ok(x.clone()),
+        }
     }
 
     /// x[T, H] through one layer.
     pub fn block(&self, layer: usize, x: &Tensor) -> Candle {
-        let name = |rest: &str| format!("model.layers.{layer}.{rest}");
-        let u = self.norm(x, &name("input_layernorm"))?;
-        let mixed = match self.config.layers()[layer] {
-            MixerKind::Attention => self.attention(&u, &name("self_attn"))?,
-            MixerKind::Mamba => self.mamba(&u, &name("mamba"))?,
+        let (names, kind) = (self.config.names(), self.config.layers()[layer]);
+        let name = |rest: &str| format!("{}{rest}", names.layer(layer));
+        let u = self.norm(x, &name(names.input_norm))?;
+        let mixed = match kind.mixer {
+            MixerKind::Attention => self.attention(&u, &name(names.attention))?,
+            MixerKind::Mamba => self.mamba(&u, &name(names.mamba))?,
         };
         let x = (x + mixed)?;
-        let u = self.norm(&x, &name("pre_ff_layernorm"))?;
-        let gate = self.linear(&u, &name("feed_forward.gate_proj"))?;
-        let up = self.linear(&u, &name("feed_forward.up_proj"))?;
-        x + self.linear(&swiglu(&gate, &up)?, &name("feed_forward.down_proj"))?
+        let u = self.norm(&x, &name(names.feed_forward_norm))?;
+        match kind.feed_forward {
+            FeedForwardKind::None => Ok(x),
+            FeedForwardKind::Dense => x + self.mlp(&u, &name(names.feed_forward))?,
+            FeedForwardKind::Experts => x + self.experts(&u, &name(names.feed_forward))?,
+        }
+    }
+
+    fn mlp(&self, u: &Tensor, name: &str) -> Candle {
+        let gate = self.linear(u, &format!("{name}.gate_proj"))?;
+        let up = self.linear(u, &format!("{name}.up_proj"))?;
+        self.linear(&swiglu(&gate, &up)?, &format!("{name}.down_proj"))
+    }
+
+    /// Every expert on every row, weighted by the router's probability or 0.
+    fn experts(&self, u: &Tensor, name: &str) -> Candle {
+        let shape = self.config.feed_forward.as_ref().and_then(|shape| shape.experts);
+        let shape = shape.expect("a router has a shape");
+        let p = softmax(&self.linear(u, &format!("{name}.router"))?, D::Minus1)?;
+        let rows: Vec<Vec<f64>> = p.to_vec2()?;
+        let mut sum = u.zeros_like()?;
+        for expert in 0..shape.count {
+            // Chosen where fewer than that many are larger.
+            let chosen = |row: &Vec<f64>| {
+                let larger = row.iter().filter(|p| **p > row[expert]).count();
+                f64::from(larger < shape.per_token)
+            };
+            let mask = Tensor::from_iter(rows.iter().map(chosen), &Device::Cpu)?.unsqueeze(1)?;
+            let out = self.mlp(u, &format!("{name}.experts.{expert}"))?;
+            sum = (sum + out.broadcast_mul(&(p.narrow(1, expert, 1)? * mask)?)?)?;
+        }
+        Ok(sum)
     }
 
     fn attention(&self, u: &Tensor, name: &str) -> Candle {
-        let heads = Heads {
-            query: self.config.num_attention_heads,
-            key_value: self.config.num_key_value_heads,
-            width: self.config.head_dim(),
+        let shape = self.config.attention.as_ref().expect("a shape");
+        let heads = Heads { query: shape.heads, key_value: shape.kv_heads, width: shape.head_dim };
+        // Head by head: its norm, then its turn.
+        let project = |part: &str, count: usize| {
+            let all = self.linear(u, &format!("{name}.{part}_proj"))?;
+            let head = |head: usize| {
+                let one = all.narrow(1, head * heads.width, heads.width)?;
+                let one = self.norm(&one, &format!("{name}.{part}_norm"))?;
+                shape.rope.map_or(Ok(one.clone()), |rope| self.documents.turned(&one, &rope))
+            };
+            Tensor::cat(&(0..count).map(head).collect::<candle_core::Result<Vec<_>>>()?, 1)
         };
-        let [q, k, v] = ["q", "k", "v"].map(|one| self.linear(u, &format!("{name}.{one}_proj")));
-        self.linear(&attention(&self.documents, heads, &q?, &k?, &v?)?, &format!("{name}.o_proj"))
+        let (q, k) = (project("q", heads.query)?, project("k", heads.key_value)?);
+        let v = self.linear(u, &format!("{name}.v_proj"))?;
+        self.linear(&attention(&self.documents, heads, &q, &k, &v)?, &format!("{name}.o_proj"))
     }
 
     fn mamba(&self, u: &Tensor, name: &str) -> Candle {
-        let (d, n, r) =
-            (self.config.d_inner(), self.config.mamba_d_state, self.config.mamba_dt_rank);
-        let var = |rest: &str| self.weights.get(&format!("{name}.{rest}"));
-        let at = |rest: &str| var(rest).expect("a Mamba layer has it").as_tensor().clone();
+        let shape = self.config.mamba.as_ref().expect("a shape");
+        let (d, n, r) = (shape.d_inner, shape.d_state, shape.dt_rank);
+        let at = |rest: &str| self.weight(&format!("{name}.{rest}")).as_tensor().clone();
         let xz = self.linear(u, &format!("{name}.in_proj"))?;
         let none = Tensor::zeros(d, DType::F64, &Device::Cpu)?;
-        let bias = var("conv1d.bias").map_or(none, |bias| bias.as_tensor().clone());
+        let bias = self.find(&format!("{name}.conv1d.bias")).unwrap_or(&none);
         let taps = at("conv1d.weight").squeeze(1)?;
-        let c = conv(&self.documents, &xz.narrow(1, 0, d)?, &taps, &bias)?;
+        let c = conv(&self.documents, &xz.narrow(1, 0, d)?, &taps, bias)?;
         let projected = self.linear(&c, &format!("{name}.x_proj"))?;
         let part = |from, len, norm: &str| {
             self.norm(&projected.narrow(1, from, len)?, &format!("{name}.{norm}_layernorm"))
@@ -212,12 +293,13 @@ impl Dense {
     /// `[T, V]`, over `temperature`, of the chunk's tokens.
     pub fn log_probs(&self, tokens: &[TokenId], temperature: f32) -> Candle {
         let ids: Vec<u32> = tokens.iter().map(|token| token.get()).collect();
-        let embedding = self.weight("model.embed_tokens.weight");
+        let names = self.config.names();
+        let embedding = self.weight(&format!("{}.weight", names.embedding));
         let mut x = embedding.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
         for layer in 0..self.config.num_hidden_layers {
             x = self.block(layer, &x)?;
         }
-        let u = self.norm(&x, "model.final_layernorm")?;
+        let u = self.norm(&x, names.final_norm)?;
         let head = self.weights.get("lm_head.weight").unwrap_or(embedding);
         log_softmax(&(linear(&u, head, None)? / f64::from(temperature))?, D::Minus1)
     }

@@ -4,12 +4,14 @@
 pub mod dense;
 pub mod play;
 pub mod run;
+pub mod shapes;
 
 use std::path::{Path, PathBuf};
 
 use gapscope::base::{Contract, Stream, TokenId};
 use gapscope::config::{Config, Dtype};
 use gapscope::model::{load_master, HfConfig, Plan, Preset};
+use gapscope::trainer::reference::Weights;
 use gapscope::trainer::Trainer;
 
 /// A file or folder under `tests/fixtures`.
@@ -17,14 +19,22 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// transformers' own numbers for `tiny-jamba`.
+/// The fixtures that are models: every family, and Jamba with and without experts.
+pub const MODELS: [&str; 6] =
+    ["tiny-jamba", "tiny-jamba-moe", "tiny-mamba", "tiny-llama", "tiny-qwen2", "tiny-qwen3"];
+
+/// transformers' own numbers for a model.
 pub struct Golden {
     bytes: Vec<u8>,
 }
 
 impl Golden {
     pub fn tiny_jamba() -> Self {
-        let path = fixture("tiny-jamba/reference.safetensors");
+        Self::of("tiny-jamba")
+    }
+
+    pub fn of(model: &str) -> Self {
+        let path = fixture(model).join("reference.safetensors");
         Self { bytes: std::fs::read(path).expect("fixture") }
     }
 
@@ -69,6 +79,17 @@ pub fn trainer(folder: &Path, config: &Config) -> (Plan, Trainer) {
     (plan.clone(), Trainer::new(plan, num, config.trainer.clone(), &master))
 }
 
+/// Each tensor's shape and values, as the reference takes them.
+pub fn by_name(plan: &Plan, units: &[Vec<f32>]) -> Weights {
+    let mut all = Weights::new();
+    for (spec, flat) in plan.units.iter().zip(units) {
+        for (tensor, part) in spec.tensors.iter().zip(spec.parts(flat)) {
+            all.insert(tensor.name.clone(), (tensor.shape.clone(), part.to_vec()));
+        }
+    }
+    all
+}
+
 pub const PLAIN: Contract = Contract::PLAIN;
 pub const F32: Dtype = Dtype::F32;
 
@@ -89,47 +110,6 @@ pub fn random_weights(plan: &Plan, seed: u64) -> Vec<Vec<f32>> {
     let mut units = Preset::weights(plan, seed);
     units.iter_mut().flatten().for_each(|w| *w += (0.1 * stream.normal()) as f32);
     units
-}
-
-/// The tiny shape, and shapes that differ from it in everything a config can switch.
-pub fn odd_configs() -> Vec<(&'static str, HfConfig)> {
-    let tiny = Preset::TinyJamba.config();
-    let biased = HfConfig {
-        vocab_size: 101,
-        hidden_size: 40,
-        intermediate_size: 56,
-        num_hidden_layers: 3,
-        num_attention_heads: 5,
-        num_key_value_heads: 1,
-        attn_layer_period: 3,
-        attn_layer_offset: 1,
-        mamba_d_state: 8,
-        mamba_d_conv: 2,
-        // As "auto": ceil(40 / 16).
-        mamba_dt_rank: 3,
-        mamba_proj_bias: true,
-        mamba_conv_bias: false,
-        rms_norm_eps: 1e-5,
-        ..tiny.clone()
-    };
-    let odd = HfConfig {
-        vocab_size: 67,
-        hidden_size: 18,
-        intermediate_size: 23,
-        num_attention_heads: 6,
-        num_key_value_heads: 3,
-        num_hidden_layers: 3,
-        attn_layer_period: 2,
-        attn_layer_offset: 0,
-        mamba_d_state: 17,
-        mamba_d_conv: 3,
-        mamba_expand: 3,
-        mamba_dt_rank: 2,
-        mamba_proj_bias: true,
-        tie_word_embeddings: true,
-        ..tiny.clone()
-    };
-    vec![("tiny", tiny), ("biased", biased), ("odd, tied", odd)]
 }
 
 /// A first AdamW step moves a weight by -rate · g / (|g| + eps), whatever the betas. With a large

@@ -66,7 +66,8 @@ fn tables_hold_the_ids_of_their_rows() {
     let batch = rows.build(&plan, &scheduler);
     assert_eq!((rollouts(&batch), batch.num_decodes), (vec![1, 2], 1));
     let spans: Vec<Span> = batch.rows.iter().map(Row::span).collect();
-    assert_eq!(spans, [Span { start: 0, len: 1 }, Span { start: 1, len: 20 }]);
+    let span = |start, len, position| Span { start, len, position: Position::new(position) };
+    assert_eq!(spans, [span(0, 1, 3), span(1, 20, 0)]);
     assert_eq!(batch.row_tokens(0), [TokenId::new(9)]);
     assert_eq!(batch.row_tokens(1), (200..220).map(TokenId::new).collect::<Vec<_>>());
     let tables =
