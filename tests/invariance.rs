@@ -1,11 +1,12 @@
 //! Decode, prefill and trainer agree bit for bit, whatever else runs.
 //!
 //! Random prompts, budgets, running limits, pool sizes that preempt, chunk splits and batch mates,
-//! in every pairing of weight and state dtype, under both logprob modes.
+//! in every pairing of weight and state dtype, under both logprob modes, over every family.
 
 mod common;
 
-use common::config;
+use common::shapes::odd_shapes;
+use common::{config, random_weights};
 use gapscope::base::{RequestId, Stream, TokenId};
 use gapscope::config::Config;
 use gapscope::engine::{Completion, Engine, GenerationRequest};
@@ -17,6 +18,8 @@ use proptest::prelude::*;
 #[derive(Debug, Clone)]
 struct Case {
     seed: u64,
+    /// Which of the tiny shapes; half of them are the preset.
+    shape: usize,
     requests: u32,
     budget: u32,
     running: u32,
@@ -40,9 +43,11 @@ fn cases() -> impl Strategy<Value = Case> {
     let temperature = prop::sample::select(vec![0.0, 0.6, 1.0]);
     let top_p = prop::sample::select(vec![1.0, 0.8]);
     let flags = (any::<bool>(), any::<bool>());
-    (any::<u64>(), limits, dtypes, modes, temperature, top_p, flags).prop_map(
+    let shape = prop_oneof![Just(0), 0..odd_shapes().len()];
+    (any::<u64>(), shape, limits, dtypes, modes, temperature, top_p, flags).prop_map(
         |(
             seed,
+            shape,
             (requests, budget, running, spare),
             (weights, state),
             mode,
@@ -52,11 +57,12 @@ fn cases() -> impl Strategy<Value = Case> {
         )| {
             let (chunked, force_prefill) = flags;
             // Without chunks the budget must hold a whole model length; one request needs up to 6
-            // blocks beside the null block.
+            // blocks beside the null block, at whose edge pools preempt.
             let budget = if chunked { budget.max(running) } else { 96 };
             let blocks = 7 + spare;
             Case {
                 seed,
+                shape,
                 requests,
                 budget,
                 running,
@@ -102,9 +108,13 @@ struct Pair {
     config: Config,
 }
 
-fn pair(config: Config) -> Pair {
-    let plan = Plan::new(Preset::TinyJamba.config());
-    let master = Preset::weights(&plan, 3);
+fn pair(case: &Case) -> Pair {
+    let config = config_of(case);
+    let plan = Plan::new(odd_shapes().swap_remove(case.shape).1);
+    let master = match case.shape {
+        0 => Preset::weights(&plan, 3),
+        _ => random_weights(&plan, 3),
+    };
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
     let trainer = Trainer::new(plan.clone(), num, config.trainer.clone(), &master);
     let (contract, seed) = (config.contract(), config.seed);
@@ -117,10 +127,11 @@ fn pair(config: Config) -> Pair {
 /// Prompts of 1 to 60 tokens, completions of 1 to 20.
 fn requests(case: &Case) -> Vec<GenerationRequest> {
     let mut stream = Stream::new(case.seed, "requests", 0);
+    let last = odd_shapes()[case.shape].1.vocab_size as u64 - 1;
     let request = |rollout| GenerationRequest {
         id: RequestId::new(1, 0, rollout),
         prompt: (0..stream.integer(1, 60))
-            .map(|_| TokenId::new(stream.integer(3, 255) as u32))
+            .map(|_| TokenId::new(stream.integer(3, last) as u32))
             .collect(),
         max_new_tokens: stream.integer(1, 20) as u32,
         ignore_eos: true,
@@ -143,7 +154,7 @@ proptest! {
 
     #[test]
     fn three_legs_agree_bit_for_bit(case in cases()) {
-        let Pair { mut engine, trainer, config } = pair(config_of(&case));
+        let Pair { mut engine, trainer, config } = pair(&case);
         let completions = engine.generate(requests(&case)).expect("generate");
         let sequences: Vec<Sequence> = completions.iter().map(sequence).collect();
         let scores = trainer.score(&sequences, &config.contract()).expect("score");
@@ -161,10 +172,10 @@ proptest! {
 
     #[test]
     fn a_requests_tokens_do_not_depend_on_what_else_runs(case in cases()) {
-        let together = pair(config_of(&case)).engine.generate(requests(&case)).expect("generate");
+        let together = pair(&case).engine.generate(requests(&case)).expect("generate");
         for (request, done) in requests(&case).into_iter().zip(&together) {
             let roomy = Case { budget: 96, running: 1, blocks: 40, chunked: true, ..case.clone() };
-            let alone = pair(config_of(&roomy)).engine.generate(vec![request]).expect("generate");
+            let alone = pair(&roomy).engine.generate(vec![request]).expect("generate");
             let what = |done: &Completion| {
                 done.tokens.iter().map(|t| (t.token, t.logp.get().to_bits())).collect::<Vec<_>>()
             };
@@ -180,7 +191,7 @@ fn small_pools_do_preempt() {
     for _ in 0..40 {
         use proptest::strategy::ValueTree;
         let case = cases().new_tree(&mut runner).expect("a case").current();
-        let done = pair(config_of(&case)).engine.generate(requests(&case)).expect("generate");
+        let done = pair(&case).engine.generate(requests(&case)).expect("generate");
         preemptions += done.iter().map(|one| one.preemptions).sum::<u32>();
     }
     assert!(preemptions > 0, "the cases above must cover recompute after preemption");

@@ -3,6 +3,7 @@
 mod common;
 
 use gapscope::config;
+use gapscope::model::Preset;
 use gapscope::run::Session;
 
 /// The mean reward over the first and the last tenth of the quickstart's steps.
@@ -35,6 +36,36 @@ fn nothing_is_learned_at_learning_rate_zero() {
     let (first, last) = first_and_last(7, "0.0");
     // 192 prompts on each side: one standard error of the difference is about 0.04.
     assert!((last - first).abs() <= 0.05, "{first} to {last}");
+}
+
+/// The warm start teaches every family, and what it has taught is scored alike on both sides.
+#[test]
+fn every_tiny_preset_learns_from_a_warm_start() {
+    for preset in [Preset::TinyJamba, Preset::TinyMamba, Preset::TinyLlama] {
+        let name = preset.name();
+        let text = format!(
+            "name = \"warm\"\nmodel.preset = \"{name}\"\ntask.max_operand = 9\n\
+             engine = {{ max_model_len = 96, num_gpu_blocks_override = 200 }}\n\
+             rollout = {{ prompts_per_step = 8, rollouts_per_prompt = 4, max_new_tokens = 4 }}\n\
+             trainer.warm_start = {{ steps = 60, batch = 32, learning_rate = 3e-3 }}\n"
+        );
+        let config = config::parse(&text, "test.toml", &[]).expect("a valid config");
+        let mut session = Session::open(&config).expect("a session");
+        let mut losses = Vec::new();
+        let report = |_, loss| {
+            losses.push(loss);
+            Ok(())
+        };
+        session.warm_start(report).expect("a warm start");
+        let (first, last) = (losses[0], losses[50..].iter().sum::<f64>() / 10.0);
+        // From a guess among 256 to under a third of it.
+        assert!(last < first / 3.0, "{name}: {first} to {last}");
+        let step = gapscope::base::Step::new(1);
+        let mut rollouts = session.generate(step).expect("rollouts");
+        session.score(&mut rollouts).expect("scores");
+        let comparison = session.compare(step, &mut rollouts).expect("a comparison");
+        assert!(comparison.findings.is_empty(), "{name}: {:?}", comparison.findings);
+    }
 }
 
 #[test]

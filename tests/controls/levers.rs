@@ -6,7 +6,7 @@ use std::path::Path;
 use gapscope::base::RequestId;
 use gapscope::config::Dtype;
 use gapscope::gap::FindingKind::{self, AddressWrap, StaleState};
-use gapscope::model::{save_folder, HfConfig, Plan, Preset};
+use gapscope::model::{save_folder, Plan, Preset};
 
 use super::{BEFORE_A_LONGER_ROW, IMPOSTER, ONE_TOKEN_ROWS, WRAP};
 use crate::common::play::{experiment, Played};
@@ -105,9 +105,7 @@ fn check(base: &str, sets: &[&str], symptom: Symptom) {
 
 /// Writes a model without Mamba layers and says how to use it.
 fn attention_only(folder: &Path) -> String {
-    let config =
-        HfConfig { attn_layer_period: 1, attn_layer_offset: 0, ..Preset::TinyJamba.config() };
-    let plan = Plan::new(config);
+    let plan = Plan::new(Preset::TinyLlama.config());
     save_folder(folder, &plan, &Preset::weights(&plan, 7), Dtype::F32).expect("a model folder");
     format!("model.path={:?}", folder.to_str().expect("a UTF-8 path"))
 }

@@ -69,15 +69,16 @@ pub struct Addresses<'a> {
 
 impl<'a> Addresses<'a> {
     pub fn new(outcome: &'a Outcome) -> Self {
-        let hf = &outcome.hf;
+        let mamba = outcome.hf.mamba.as_ref().expect("a hybrid");
+        let attention = outcome.hf.attention.as_ref().expect("a hybrid");
         let layout = &outcome.layout;
         let element = layout.state_stride.map_or(1, |stride| layout.page_bytes / stride);
         let sizes = Sizes {
             page: layout.page_bytes,
             element,
-            conv: 4 * (hf.d_inner() * (hf.mamba_d_conv - 1)) as u64,
-            ssm: element * (hf.d_inner() * hf.mamba_d_state) as u64,
-            token: 4 * (hf.num_key_value_heads * hf.head_dim()) as u64,
+            conv: 4 * (mamba.d_inner * (mamba.d_conv - 1)) as u64,
+            ssm: element * (mamba.d_inner * mamba.d_state) as u64,
+            token: 4 * (attention.kv_heads * attention.head_dim) as u64,
             block_tokens: layout.block_tokens.map_or(0, u64::from),
             index_mask: (1 << outcome.bits) - 1,
         };

@@ -7,7 +7,9 @@ use gapscope::config::Config;
 use gapscope::engine::{
     layout, Completion, Engine, Forecast, GenerationRequest, Layout, Replay, SampledToken,
 };
-use gapscope::model::{HfConfig, Plan, Preset};
+use gapscope::model::{
+    AttentionShape, Every, FeedForwardShape, HfConfig, MambaShape, Plan, Preset,
+};
 use gapscope::trainer::{Sequence, SequenceScores, Trainer};
 
 use super::common::{config, random_weights};
@@ -49,35 +51,38 @@ pub fn pick<T: Copy>(stream: &mut Stream, items: &[T]) -> T {
 
 /// Sizes from a list, so that pages differ in padding, groups and buffers.
 fn shape(stream: &mut Stream, kind: Kind) -> HfConfig {
-    let attn_layer_period = stream.integer(2, 4) as usize;
-    let num_attention_heads = pick(stream, &[2, 4]);
-    let hf = HfConfig {
-        vocab_size: VOCAB as usize,
-        hidden_size: num_attention_heads * pick(stream, &[6, 8, 8]),
-        intermediate_size: 16,
-        num_hidden_layers: stream.integer(2, 5) as usize,
-        num_attention_heads,
-        num_key_value_heads: pick(stream, &[1, 2]),
-        attn_layer_period,
-        attn_layer_offset: stream.integer(0, attn_layer_period as u64 - 1) as usize,
-        mamba_d_state: pick(stream, &[7, 8, 16]),
-        mamba_d_conv: pick(stream, &[2, 3, 4]),
-        mamba_expand: pick(stream, &[1, 2]),
-        mamba_dt_rank: 2,
-        ..Preset::TinyJamba.config()
-    };
-    if kind != Kind::Pressed {
-        return hf;
+    let period = stream.integer(2, 4) as usize;
+    let mut heads = pick(stream, &[2, 4]);
+    let mut head_dim = pick(stream, &[6, 8, 8]);
+    let num_hidden_layers = stream.integer(2, 5) as usize;
+    let mut kv_heads = pick(stream, &[1, 2]);
+    let offset = stream.integer(0, period as u64 - 1) as usize;
+    let mut d_state = pick(stream, &[7, 8, 16]);
+    let d_conv = pick(stream, &[2, 3, 4]);
+    let mut expand = pick(stream, &[1, 2]);
+    if kind == Kind::Pressed {
+        // So large a state that the 8th block wraps at 14 bits, and so many heads that a request
+        // needs a second attention block at 16 or 32 tokens.
+        (heads, head_dim, kv_heads, d_state, expand) = (4, 8, 4, 16, 2);
     }
-    // So large a state that the 8th block wraps at 14 bits, and so many heads that a request needs
-    // a second attention block at 16 or 32 tokens.
+    let tiny = Preset::TinyJamba.config();
+    let hidden_size = heads * head_dim;
+    let layers = Every { period, offset };
+    let d_inner = expand * hidden_size;
     HfConfig {
-        hidden_size: 32,
-        num_attention_heads: 4,
-        num_key_value_heads: 4,
-        mamba_d_state: 16,
-        mamba_expand: 2,
-        ..hf
+        vocab_size: VOCAB as usize,
+        hidden_size,
+        num_hidden_layers,
+        attention: tiny.attention.map(|shape| AttentionShape {
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            ..shape
+        }),
+        mamba: tiny.mamba.map(|shape| MambaShape { d_inner, d_state, d_conv, dt_rank: 2, ..shape }),
+        feed_forward: Some(FeedForwardShape { intermediate_size: 16, experts: None }),
+        ..tiny
     }
 }
 

@@ -2,7 +2,7 @@
 
 use gapscope::base::{RequestId, TokenId};
 use gapscope::engine::{layout, Completion, GenerationRequest, Replay};
-use gapscope::model::{HfConfig, Plan, Preset};
+use gapscope::model::{AttentionShape, Every, HfConfig, MambaShape, Plan, Preset};
 
 use super::case::{first_gap, gaps, pair};
 use super::common;
@@ -10,14 +10,18 @@ use super::common;
 /// Two Mamba groups and an attention group in pages of 8192 bytes; with 14 bits block 8 is the
 /// first to wrap.
 fn three_layers() -> HfConfig {
+    let tiny = Preset::TinyJamba.config();
     HfConfig {
         hidden_size: 32,
         num_hidden_layers: 3,
-        num_attention_heads: 4,
-        num_key_value_heads: 4,
-        attn_layer_period: 3,
-        attn_layer_offset: 1,
-        ..Preset::TinyJamba.config()
+        attention: tiny.attention.map(|shape| AttentionShape {
+            layers: Every { period: 3, offset: 1 },
+            kv_heads: 4,
+            head_dim: 8,
+            ..shape
+        }),
+        mamba: tiny.mamba.map(|shape| MambaShape { d_inner: 64, ..shape }),
+        ..tiny
     }
 }
 

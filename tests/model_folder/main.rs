@@ -1,7 +1,10 @@
 //! Model folders: what is written comes back, both releases' configs are one model, and whatever is
 //! wrong with a folder is said by name.
 
+#[path = "../common/mod.rs"]
 mod common;
+
+mod shards;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,16 +32,23 @@ fn read(folder: &Path) -> Tensors {
 }
 
 fn write(folder: &Path, tensors: &Tensors) {
+    write_to(&folder.join("model.safetensors"), tensors);
+}
+
+fn write_to(path: &Path, tensors: &Tensors) {
     let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
         (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).expect("a whole tensor"))
     });
     let bytes = safetensors::serialize(views, None).expect("a file");
-    fs::write(folder.join("model.safetensors"), bytes).expect("written");
+    fs::write(path, bytes).expect("written");
 }
 
 fn edit_json(folder: &Path, change: impl FnOnce(&mut serde_json::Value)) {
-    let path = folder.join("config.json");
-    let mut json = serde_json::from_slice(&fs::read(&path).expect("config")).expect("JSON");
+    edit(&folder.join("config.json"), change);
+}
+
+fn edit(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let mut json = serde_json::from_slice(&fs::read(path).expect("a file")).expect("JSON");
     change(&mut json);
     fs::write(path, json.to_string()).expect("written");
 }
@@ -343,4 +353,23 @@ fn broken_files_are_named() {
     for (spoil, want) in cases {
         check(copy, &spoil, &want);
     }
+}
+
+/// huggingface/trl#7039: turns end with any of several tokens, and only one is in `config.json`.
+#[test]
+fn end_tokens_of_both_configs_are_merged() {
+    let (_parent, folder) = copy();
+    let ends = |ids: serde_json::Value| {
+        edit(&folder.join("generation_config.json"), |json| json["eos_token_id"] = ids.clone());
+        let found = load_master(&folder).expect("loaded").0.config.eos_token_ids;
+        found.iter().map(|id| id.get()).collect::<Vec<_>>()
+    };
+    assert_eq!(ends(7.into()), [2, 7]);
+    assert_eq!(ends(serde_json::json!([7, 2, 9])), [2, 7, 9]);
+    assert_eq!(ends(serde_json::Value::Null), [2]);
+    fs::write(folder.join("generation_config.json"), "{").expect("written");
+    let found = load_master(&folder).expect_err("refused").to_string();
+    assert!(found.contains("generation_config.json: not JSON: EOF"), "{found}");
+    fs::remove_file(folder.join("generation_config.json")).expect("removed");
+    assert_eq!(load_master(&folder).expect("loaded").0.config.eos_token_ids.len(), 1);
 }
