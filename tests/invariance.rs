@@ -9,7 +9,7 @@ use common::shapes::odd_shapes;
 use common::{config, random_weights};
 use gapscope::base::{RequestId, Stream, TokenId};
 use gapscope::config::Config;
-use gapscope::engine::{Completion, Engine, GenerationRequest};
+use gapscope::engine::{layout, Completion, Engine, GenerationRequest};
 use gapscope::model::{Plan, Preset};
 use gapscope::trainer::{Sequence, Trainer};
 use proptest::prelude::*;
@@ -23,7 +23,8 @@ struct Case {
     requests: u32,
     budget: u32,
     running: u32,
-    blocks: u32,
+    /// Blocks beside those that one request of the longest length needs.
+    spare: u32,
     weights: &'static str,
     state: &'static str,
     mode: &'static str,
@@ -56,17 +57,15 @@ fn cases() -> impl Strategy<Value = Case> {
             flags,
         )| {
             let (chunked, force_prefill) = flags;
-            // Without chunks the budget must hold a whole model length; one request needs up to 6
-            // blocks beside the null block, at whose edge pools preempt.
+            // Without chunks the budget must hold a whole model length.
             let budget = if chunked { budget.max(running) } else { 96 };
-            let blocks = 7 + spare;
             Case {
                 seed,
                 shape,
                 requests,
                 budget,
                 running,
-                blocks,
+                spare,
                 weights,
                 state,
                 mode,
@@ -80,13 +79,12 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 fn config_of(case: &Case) -> Config {
-    let Case { budget, running, blocks, weights, state, mode, temperature, top_p, .. } = case;
+    let Case { budget, running, weights, state, mode, temperature, top_p, .. } = case;
     let Case { chunked, force_prefill, .. } = case;
     config(&format!(
         "name = \"invariance\"\n\
          model = {{ preset = \"tiny-jamba\", dtype = \"{weights}\" }}\n\
          [engine]\n\
-         num_gpu_blocks_override = {blocks}\n\
          max_num_batched_tokens = {budget}\n\
          max_num_seqs = {running}\n\
          max_model_len = 96\n\
@@ -109,13 +107,16 @@ struct Pair {
 }
 
 fn pair(case: &Case) -> Pair {
-    let config = config_of(case);
+    let mut config = config_of(case);
     let plan = Plan::new(odd_shapes().swap_remove(case.shape).1);
     let master = match case.shape {
         0 => Preset::weights(&plan, 3),
         _ => random_weights(&plan, 3),
     };
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let layout = layout(&plan, &num, &config.engine).expect("a layout");
+    let needed = layout.blocks_for(config.engine.max_model_len) as u32 + 1;
+    config.engine.num_gpu_blocks_override = Some(needed + case.spare);
     let trainer = Trainer::new(plan.clone(), num, config.trainer.clone(), &master);
     let (contract, seed) = (config.contract(), config.seed);
     let mut engine = Engine::new(plan, num, config.engine.clone(), contract, seed).expect("engine");
@@ -174,7 +175,7 @@ proptest! {
     fn a_requests_tokens_do_not_depend_on_what_else_runs(case in cases()) {
         let together = pair(&case).engine.generate(requests(&case)).expect("generate");
         for (request, done) in requests(&case).into_iter().zip(&together) {
-            let roomy = Case { budget: 96, running: 1, blocks: 40, chunked: true, ..case.clone() };
+            let roomy = Case { budget: 96, running: 1, spare: 33, chunked: true, ..case.clone() };
             let alone = pair(&roomy).engine.generate(vec![request]).expect("generate");
             let what = |done: &Completion| {
                 done.tokens.iter().map(|t| (t.token, t.logp.get().to_bits())).collect::<Vec<_>>()

@@ -84,7 +84,14 @@ fn experts(per_token: usize, count: usize, layers: Every) -> HfConfig {
 fn mamba(plain: bool) -> HfConfig {
     let base = Preset::TinyMamba.config();
     if plain {
-        return HfConfig { num_hidden_layers: 2, tie_word_embeddings: false, ..base };
+        let mamba = base.mamba.map(|shape| MambaShape { d_inner: 40, dt_rank: 2, ..shape });
+        return HfConfig {
+            hidden_size: 20,
+            num_hidden_layers: 2,
+            mamba,
+            tie_word_embeddings: false,
+            ..base
+        };
     }
     HfConfig {
         vocab_size: 41,

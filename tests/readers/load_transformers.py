@@ -16,7 +16,8 @@ import transformers
 
 def load(folder, rows):
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", attn_implementation="eager", output_loading_info=True)
+        folder, dtype="auto", attn_implementation="eager",
+        experts_implementation="eager", output_loading_info=True)
     tied = model.get_input_embeddings().weight.data_ptr() == model.lm_head.weight.data_ptr()
     with torch.no_grad():
         logits = [model(input_ids=torch.tensor([row]), use_cache=False).logits[0] for row in rows]
