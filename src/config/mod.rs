@@ -25,6 +25,7 @@ pub use defaults::defaults_text;
 pub use error::{ConfigError, Place};
 pub use keys::{IfAbsent, Key, KEYS, PRESETS};
 pub use kind::{Kind, Range};
+pub use nearest::nearest;
 pub use sweep::{overrides, Sweep, SweepSettings, MAX_SWEEP_POINTS};
 pub use types::*;
 

@@ -17,19 +17,14 @@ pub(super) fn nearest_key(unknown: &str) -> Option<&'static str> {
     best(names.map(|name| (cost(name), name)), last_part(unknown))
 }
 
-/// The nearest of `known`.
-pub(super) fn nearest(
-    unknown: &str,
-    known: impl Iterator<Item = &'static str>,
-) -> Option<&'static str> {
+/// The nearest of `known`, unless half of the name would have to change.
+#[must_use]
+pub fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     best(known.map(|name| (edits(unknown, name), name)), unknown)
 }
 
 /// The cheapest candidate, unless half of the name would have to change.
-fn best(
-    candidates: impl Iterator<Item = (usize, &'static str)>,
-    unknown: &str,
-) -> Option<&'static str> {
+fn best<'a>(candidates: impl Iterator<Item = (usize, &'a str)>, unknown: &str) -> Option<&'a str> {
     let limit = (unknown.chars().count() / 2).max(1);
     candidates
         .filter(|(cost, _)| *cost <= limit)

@@ -2,6 +2,7 @@
 
 mod bench;
 mod describe;
+mod fail_on;
 mod memory;
 mod metrics;
 mod parts;
@@ -17,6 +18,7 @@ use anyhow::Result;
 
 pub use bench::bench;
 pub use describe::{describe_model, dry_run};
+pub use fail_on::{FailOn, FailOnError, Outcome, Than, Watch};
 pub use session::{Comparison, Evaluation, Session};
 pub use sweep::{plan_sweep, sweep, SweepFile};
 
