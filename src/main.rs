@@ -1,4 +1,5 @@
-//! The command line. Exit codes: 0 done, 1 the input or environment is at fault, 2 usage.
+//! The command line. Exit codes: 0 done; 1 the input or environment is at fault, or a difference
+//! was to fail; 2 usage; 3 a `--fail-on` held.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -7,9 +8,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-use gapscope::config::{self, Config};
+use gapscope::config::{self, Config, Dtype, Leg};
 use gapscope::model::{save_preset, Preset};
-use gapscope::run::{self, SweepFile};
+use gapscope::run::{self, FailOn, ScoreOptions, SweepFile};
 
 #[derive(Parser)]
 #[command(version, about, propagate_version = true)]
@@ -30,6 +31,10 @@ enum Command {
         /// Print the resolved knobs and what they come to, and stop
         #[arg(long)]
         dry_run: bool,
+        /// End with exit code 3 if it held at any step: finding, or a metric of steps.jsonl held
+        /// against a number, such as 'gap/k3_mean>1e-3'. The run still ends as it would have
+        #[arg(long, value_name = "EXPR")]
+        fail_on: Vec<FailOn>,
     },
     /// One run a point of the file's [sweep], with a table and a chart rewritten after each
     Sweep {
@@ -45,6 +50,19 @@ enum Command {
         #[arg(long, conflicts_with = "resume")]
         dry_run: bool,
     },
+    /// Settings, first differing step, request and token, and metrics of two runs
+    Compare {
+        /// A folder that a run has left
+        #[arg(value_name = "RUN")]
+        left: PathBuf,
+        #[arg(value_name = "RUN")]
+        right: PathBuf,
+        /// End with exit code 1 if a step, metric or token differs; settings alone do not count
+        #[arg(long)]
+        fail_on_difference: bool,
+    },
+    /// Log-probabilities of given token ids
+    Score(Score),
     /// Throughput of generate, score and train
     Bench {
         #[command(flatten)]
@@ -59,6 +77,50 @@ enum Command {
         #[arg(long, required = true)]
         defaults: bool,
     },
+}
+
+#[derive(Args)]
+struct Score {
+    /// A folder in the Hugging Face layout
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Lines of {"id":"a","token_ids":[1,2,3],"prompt_len":1}; tokens from prompt_len on, which is
+    /// 1 if absent, are scored
+    #[arg(long, value_name = "TOKENS.jsonl")]
+    input: PathBuf,
+    /// Where lines of {"id":"a","logprobs":[-0.5,-0.25]} go [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Whose forward: the trainer's, candle's in f32, or the engine's, which takes a sequence whole
+    /// (prefill) or token by token after its prompt (decode)
+    #[arg(long, default_value = "trainer", value_parser = LEGS)]
+    leg: String,
+    /// Of weights and activations; candle's are f32 over weights rounded to it
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
+    dtype: String,
+    /// Logits are divided by it
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    temperature: f32,
+}
+
+const LEGS: [&str; 4] = ["trainer", "reference", "prefill", "decode"];
+
+impl Score {
+    fn options(self) -> ScoreOptions {
+        ScoreOptions {
+            leg: match self.leg.as_str() {
+                "reference" => Leg::Reference,
+                "prefill" => Leg::Prefill,
+                "decode" => Leg::Decode,
+                _ => Leg::Trainer,
+            },
+            dtype: if self.dtype == "bf16" { Dtype::Bf16 } else { Dtype::F32 },
+            model: self.model,
+            input: self.input,
+            output: self.output,
+            temperature: self.temperature,
+        }
+    }
 }
 
 #[derive(Args)]
@@ -106,16 +168,36 @@ enum Model {
     },
 }
 
-fn main() -> ExitCode {
-    let shown = execute(Cli::parse().command).and_then(|text| Ok(show(&text)?));
-    match shown {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Where nobody reads it, the exit code still says so.
-            let _ = writeln!(io::stderr(), "error: {}", message(&error));
-            ExitCode::FAILURE
-        }
+/// What a command that did its work has to say.
+#[derive(Default)]
+struct Done {
+    text: String,
+    /// For standard error, after the text.
+    notes: Vec<String>,
+    code: ExitCode,
+}
+
+impl From<String> for Done {
+    fn from(text: String) -> Self {
+        Self { text, ..Self::default() }
     }
+}
+
+fn main() -> ExitCode {
+    let shown = execute(Cli::parse().command).and_then(|done| {
+        show(&done.text)?;
+        done.notes.iter().for_each(|note| say(note));
+        Ok(done.code)
+    });
+    shown.unwrap_or_else(|error| {
+        say(&format!("error: {}", message(&error)));
+        ExitCode::FAILURE
+    })
+}
+
+/// Where nobody reads it, the exit code still says so.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Prints what a command has to say. A reader that has read enough, as `head` does, is no error.
@@ -140,23 +222,22 @@ fn message(error: &anyhow::Error) -> String {
 }
 
 /// Does what was asked and returns what there is to say about it.
-fn execute(command: Command) -> Result<String> {
-    Ok(match command {
-        Command::Run { experiment, dry_run: true, .. } => run::dry_run(&experiment.load()?)?,
-        Command::Run { experiment, out, dry_run: false } => {
-            let config = experiment.load()?;
-            if config.sweep.is_some() {
-                let note = "note: [sweep] is for `gapscope sweep`: this runs the file's own point";
-                let _ = writeln!(io::stderr(), "{note}");
-            }
-            let out = out.unwrap_or_else(|| PathBuf::from("runs").join(&config.name));
-            let summary = run::run(&config, &out)?;
-            format!("{summary}\nreport: {}\n", out.join("report.html").display())
+fn execute(command: Command) -> Result<Done> {
+    let text = match command {
+        Command::Run { experiment, out, dry_run, fail_on } => {
+            return run_once(&experiment.load()?, out, dry_run, &fail_on);
         }
         Command::Sweep { experiment, dry_run: true, .. } => run::plan_sweep(experiment.sweep())?,
         Command::Sweep { experiment, out, resume, .. } => {
             run::sweep(experiment.sweep(), out.as_deref(), resume)?
         }
+        Command::Compare { left, right, fail_on_difference } => {
+            let found = run::compare(&left, &right)?;
+            let failed = fail_on_difference && found.differs();
+            let code = if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            return Ok(Done { code, ..found.to_string().into() });
+        }
+        Command::Score(score) => run::score(&score.options())?,
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,
         Command::Model(Model::Inspect { model, set }) => {
             run::describe_model(&model_config(&model, &set)?)?
@@ -168,6 +249,31 @@ fn execute(command: Command) -> Result<String> {
             format!("{}\n", dir.display())
         }
         Command::Config { defaults: _ } => config::defaults_text(),
+    };
+    Ok(text.into())
+}
+
+fn run_once(
+    config: &Config,
+    out: Option<PathBuf>,
+    dry_run: bool,
+    fail_on: &[FailOn],
+) -> Result<Done> {
+    let tags = run::metric_tags(config);
+    fail_on.iter().try_for_each(|expression| expression.check_known(&tags))?;
+    if dry_run {
+        return Ok(run::dry_run(config)?.into());
+    }
+    if config.sweep.is_some() {
+        say("note: [sweep] is for `gapscope sweep`: this runs the file's own point");
+    }
+    let out = out.unwrap_or_else(|| PathBuf::from("runs").join(&config.name));
+    let summary = run::run(config, &out)?;
+    let watch = run::watch(fail_on, &out, &summary)?;
+    Ok(Done {
+        text: format!("{summary}\nreport: {}\n", out.join("report.html").display()),
+        notes: watch.lines(),
+        code: if watch.held() { ExitCode::from(3) } else { ExitCode::SUCCESS },
     })
 }
 

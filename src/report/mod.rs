@@ -11,6 +11,7 @@ mod folder;
 pub mod html;
 mod json;
 pub mod parquet;
+mod rows;
 mod settings;
 mod summary;
 pub mod sweep;
@@ -19,6 +20,7 @@ pub mod tensorboard;
 pub use error::ReportError;
 pub use folder::RunFolder;
 pub use json::{write_json, StepLog};
+pub use rows::{read_rows, StepRow};
 pub use settings::{changes, flatten, Change};
 pub use summary::Summary;
 

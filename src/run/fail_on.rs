@@ -10,6 +10,7 @@ use std::str::FromStr;
 
 use crate::config::nearest;
 use crate::gap::Finding;
+use crate::report::{read_rows, ReportError, RunFolder};
 
 /// One expression.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,13 +47,13 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FailOnError {
     #[error(
-        "--fail-on {text:?}: expected \"finding\", or a metric, one of > >= < <=, and a number, \
-         such as 'gap/k3_mean>1e-3'"
+        "expected \"finding\", or a metric, one of > >= < <=, and a number, such as \
+         'gap/k3_mean>1e-3'"
     )]
-    NoExpression { text: String },
-    #[error("--fail-on {text:?}: {bound:?} is not a number that a metric can be held against")]
-    NoNumber { text: String, bound: String },
-    #[error("--fail-on {expression:?}: there will be no metric {tag}{hint}")]
+    NoExpression,
+    #[error("{bound:?} is not a number that a metric can be held against")]
+    NoNumber { bound: String },
+    #[error("--fail-on '{expression}': there will be no metric {tag}{hint}")]
     UnknownTag { expression: String, tag: String, hint: String },
 }
 
@@ -63,22 +64,21 @@ impl FailOn {
         if text.trim() == "finding" {
             return Ok(Self::Finding);
         }
-        let refused = || FailOnError::NoExpression { text: text.to_owned() };
-        let at = text.find(['<', '>']).ok_or_else(refused)?;
+        let at = text.find(['<', '>']).ok_or(FailOnError::NoExpression)?;
         let (tag, rest) = (text[..at].trim(), &text[at..]);
         let signs =
             [(">=", Than::AtLeast), ("<=", Than::AtMost), (">", Than::Above), ("<", Than::Below)];
         let (bound, than) = signs
             .into_iter()
             .find_map(|(sign, than)| Some((rest.strip_prefix(sign)?.trim(), than)))
-            .ok_or_else(refused)?;
+            .ok_or(FailOnError::NoExpression)?;
         let no_tag = tag.is_empty() || tag.contains(|c: char| c == '=' || c.is_whitespace());
         if no_tag || bound.is_empty() {
-            return Err(refused());
+            return Err(FailOnError::NoExpression);
         }
         match bound.parse::<f64>() {
             Ok(bound) if !bound.is_nan() => Ok(Self::Metric { tag: tag.to_owned(), than, bound }),
-            _ => Err(FailOnError::NoNumber { text: text.to_owned(), bound: bound.to_owned() }),
+            _ => Err(FailOnError::NoNumber { bound: bound.to_owned() }),
         }
     }
 
@@ -226,6 +226,22 @@ impl Watch {
     }
 }
 
+/// Looks at every step that a run has left.
+pub(super) fn watch_run(
+    expressions: &[FailOn],
+    folder: &RunFolder,
+    findings: &[Finding],
+) -> Result<Watch, ReportError> {
+    let mut watch = Watch::new(expressions);
+    for row in read_rows(&folder.steps())? {
+        let row = row?;
+        let of_step = findings.iter().filter(|found| found.step == row.step);
+        let metric = |tag: &str| row.metrics.get(tag).copied().flatten();
+        watch.look(&format!("step {}", row.step), metric, &of_step.collect::<Vec<_>>());
+    }
+    Ok(watch)
+}
+
 /// Tags that end alike, or else the one that is nearest by letters.
 fn alike<'a>(tag: &str, known: &'a [String]) -> Vec<&'a str> {
     let last = |name: &str| name.rsplit('/').next().map(str::to_owned);
@@ -276,7 +292,7 @@ mod tests {
             ("a>NaN", "\"NaN\" is not a number that"),
         ] {
             let error = FailOn::parse(text).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("--fail-on {text:?}: {message}")), "{error}");
+            assert!(error.starts_with(message), "{text}: {error}");
         }
     }
 
@@ -289,7 +305,7 @@ mod tests {
             ("zzz", ""),
         ] {
             let error = FailOn::parse(&format!("{tag}>1")).unwrap().check_known(&known);
-            let expected = format!("--fail-on \"{tag}>1.0\": there will be no metric {tag}{hint}");
+            let expected = format!("--fail-on '{tag}>1.0': there will be no metric {tag}{hint}");
             assert_eq!(error.unwrap_err().to_string(), expected);
         }
         FailOn::parse("gap/k3_mean>1").unwrap().check_known(&known).unwrap();

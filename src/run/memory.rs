@@ -50,7 +50,7 @@ impl MemoryPlan {
 }
 
 /// Linux's own estimate of what can be taken without swapping.
-fn available_bytes() -> Option<u64> {
+pub(super) fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

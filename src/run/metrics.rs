@@ -1,11 +1,12 @@
 //! What a step says of itself beside the gap: rollouts, rewards, losses, the pool.
 
-use super::session::Comparison;
-use crate::engine::{Engine, FinishReason, Statistics};
+use super::session::{comparisons, Comparison};
+use crate::config::{Config, Update};
+use crate::engine::{BlockPool, FinishReason, Statistics};
 use crate::gap::{self, stats, Tally};
 use crate::report::Scalar;
 use crate::rollout::Rollout;
-use crate::trainer::UpdateReport;
+use crate::trainer::{grpo, UpdateReport};
 
 /// One value with its tag and what it means.
 pub(super) fn scalar(tag: &str, value: Option<f64>, description: &str) -> Scalar {
@@ -14,6 +15,50 @@ pub(super) fn scalar(tag: &str, value: Option<f64>, description: &str) -> Scalar
 
 fn scalars<const N: usize>(rows: [(&str, Option<f64>, &str); N]) -> Vec<Scalar> {
     rows.map(|(tag, value, description)| scalar(tag, value, description)).into()
+}
+
+/// The tags of every row that a run of this configuration will write.
+pub(super) fn tags(config: &Config) -> Vec<String> {
+    let tables = comparisons(config).map(|legs| {
+        let none = gap::pair(&[], legs).expect("no rollout has a length that is wrong");
+        gap::measures(&none, 0.0)
+    });
+    let mut all: Vec<Scalar> = tables
+        .flat_map(|table| table.metrics)
+        .chain(gap::rollout_measures(&[]))
+        .map(|metric| Scalar::from(&metric))
+        .collect();
+    all.extend(rollout(&[]));
+    all.extend(reward(&[], config.rollout.rollouts_per_prompt));
+    if config.trainer.update == Update::Adamw {
+        all.extend(loss(&nothing_learned(config)));
+    }
+    let still =
+        Statistics { engine_steps: 0, preemptions: 0, scheduled_tokens: 0, blocks_taken: 0 };
+    all.extend(pool(still, still, &BlockPool::new(2, config.engine.free_list)));
+    all.extend(tally(&Tally::default()));
+    all.into_iter().map(|scalar| scalar.tag).collect()
+}
+
+/// An update whose numbers nobody reads.
+fn nothing_learned(config: &Config) -> UpdateReport {
+    let importance = grpo::ImportanceTerms { mean: 0.0, uncapped_max: 0.0, fraction_capped: 0.0 };
+    let terms = grpo::Terms {
+        counts: grpo::Counts::default(),
+        loss: 0.0,
+        policy_loss: 0.0,
+        kl: None,
+        approx_kl: 0.0,
+        ratio_mean: 0.0,
+        ratio_min: 0.0,
+        ratio_max: 0.0,
+        clip_fraction_low: 0.0,
+        clip_fraction_high: 0.0,
+        importance: config.trainer.importance_cap.map(|_| importance),
+        advantage_mean: 0.0,
+        advantage_std: 0.0,
+    };
+    UpdateReport { terms, grad_norm: 0.0, learning_rate: 0.0 }
 }
 
 /// Every measure of every comparison that was made.
@@ -140,8 +185,7 @@ pub(super) fn tally(tally: &Tally) -> Vec<Scalar> {
 }
 
 /// What the engine did since `before`.
-pub(super) fn pool(engine: &Engine, before: Statistics) -> Vec<Scalar> {
-    let (now, pool) = (engine.statistics(), engine.pool());
+pub(super) fn pool(now: Statistics, before: Statistics, pool: &BlockPool) -> Vec<Scalar> {
     let since = |now: u64, before: u64| Some((now - before) as f64);
     scalars([
         (

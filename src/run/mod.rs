@@ -1,6 +1,7 @@
 //! The loop. The only room that reads the clock.
 
 mod bench;
+mod compare;
 mod describe;
 mod fail_on;
 mod memory;
@@ -9,6 +10,7 @@ mod parts;
 mod predict;
 mod progress;
 mod recorder;
+mod score;
 mod session;
 mod sweep;
 
@@ -17,8 +19,10 @@ use std::path::Path;
 use anyhow::Result;
 
 pub use bench::bench;
+pub use compare::{compare, RunDifference};
 pub use describe::{describe_model, dry_run};
 pub use fail_on::{FailOn, FailOnError, Outcome, Than, Watch};
+pub use score::{score, ScoreOptions};
 pub use session::{Comparison, Evaluation, Session};
 pub use sweep::{plan_sweep, sweep, SweepFile};
 
@@ -42,6 +46,20 @@ struct Manner {
 /// Whatever is wrong with the experiment, its model or the disk. What was already reported stays.
 pub fn run(config: &Config, out: &Path) -> Result<Summary> {
     run_in(|| Ok(RunFolder::create(out)?), config, Manner::default())
+}
+
+/// The tags of every row that a run of this configuration will write to `steps.jsonl`.
+#[must_use]
+pub fn metric_tags(config: &Config) -> Vec<String> {
+    metrics::tags(config)
+}
+
+/// Holds expressions against every step that a run has left.
+///
+/// # Errors
+/// A folder that cannot be read back.
+pub fn watch(expressions: &[FailOn], out: &Path, summary: &Summary) -> Result<Watch> {
+    Ok(fail_on::watch_run(expressions, &RunFolder::open(out)?, &summary.findings)?)
 }
 
 fn run_in(

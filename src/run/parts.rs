@@ -1,14 +1,16 @@
 //! From an experiment's words to its model and text.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::memory::MemoryPlan;
 use crate::config::{Config, ModelSource};
-use crate::model::{load_master, load_plan, HfConfig, Numerics, Plan, Preset};
+use crate::model::{load_master, load_plan, HfConfig, Numerics, Plan, Preset, UnitBytes};
 use crate::rollout::{Codec, SpecialTokens};
+use crate::trainer::reference::Reference;
 
 /// A model, loaded.
 pub(super) struct Parts {
@@ -40,6 +42,18 @@ pub(super) fn plan(config: &Config) -> Result<Plan> {
         ModelSource::Path(folder) => load_plan(folder)?,
         ModelSource::Preset(name) => Plan::new(Preset::from_name(name)?.config()),
     })
+}
+
+/// candle's model of compute-dtype weights.
+pub(super) fn reference(plan: &Plan, units: &[UnitBytes]) -> Result<Reference> {
+    let mut weights = BTreeMap::new();
+    for (spec, unit) in plan.units.iter().zip(units) {
+        let flat = unit.to_f32();
+        for (tensor, part) in spec.tensors.iter().zip(spec.parts(&flat)) {
+            weights.insert(tensor.name.clone(), (tensor.shape.clone(), part.to_vec()));
+        }
+    }
+    Reference::new(plan, weights).context("the reference leg")
 }
 
 pub(super) fn codec(config: &Config, hf: &HfConfig) -> Result<Codec> {

@@ -17,12 +17,7 @@ pub(super) struct Progress {
 impl Progress {
     /// Where there is no bar, `quiet` says nothing at all.
     pub(super) fn new(steps: u64, quiet: bool) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style =
-                ProgressStyle::with_template("{bar:24} {pos}/{len} [{elapsed}<{eta}] {msg}");
-            ProgressBar::new(steps).with_style(style.expect("the template is well formed"))
-        });
-        Self { bar, steps, quiet }
+        Self { bar: bar(steps), steps, quiet }
     }
 
     fn line(&self, text: String, advance: bool) {
@@ -74,7 +69,51 @@ impl Progress {
     }
 }
 
+/// Where there is a terminal.
+fn bar(len: u64) -> Option<ProgressBar> {
+    std::io::stderr().is_terminal().then(|| {
+        let style = ProgressStyle::with_template("{bar:24} {pos}/{len} [{elapsed}<{eta}] {msg}");
+        ProgressBar::new(len).with_style(style.expect("the template is well formed"))
+    })
+}
+
 /// A line on stderr. That nobody reads it any more is no reason to end a run.
 pub(super) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// How far a long work has come: a bar on a terminal, a line each tenth elsewhere.
+pub(super) struct Meter {
+    bar: Option<ProgressBar>,
+    what: &'static str,
+    done: u64,
+    total: u64,
+}
+
+/// Work of so few parts is over before a line could be read.
+const SHORT: u64 = 100_000;
+
+impl Meter {
+    pub(super) fn new(what: &'static str, total: u64) -> Self {
+        Self { bar: bar(total).map(|bar| bar.with_message(what)), what, done: 0, total }
+    }
+
+    pub(super) fn add(&mut self, parts: u64) {
+        let tenth = |done: u64| u128::from(done) * 10 / u128::from(self.total.max(1));
+        let (before, after) = (tenth(self.done), tenth(self.done + parts));
+        self.done += parts;
+        match &self.bar {
+            Some(bar) => bar.inc(parts),
+            None if self.total >= SHORT && after > before => {
+                say(&format!("{} of {} {}", self.done, self.total, self.what));
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
 }

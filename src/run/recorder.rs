@@ -148,9 +148,10 @@ impl Recorder {
         scalars.extend(metrics::rollout(rollouts));
         scalars.extend(metrics::reward(rollouts, session.config.rollout.rollouts_per_prompt));
         scalars.extend(updates.last().map(metrics::loss).unwrap_or_default());
-        scalars.extend(metrics::pool(&session.engine, self.before));
+        let now = session.engine.statistics();
+        scalars.extend(metrics::pool(now, self.before, session.engine.pool()));
         scalars.extend(metrics::tally(&tally));
-        self.before = session.engine.statistics();
+        self.before = now;
         let row = scalars.iter().map(|scalar| (scalar.tag.as_str(), scalar.value));
         self.steps.append(step, row)?;
         self.keep(session, comparison, rollouts);

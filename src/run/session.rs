@@ -1,9 +1,8 @@
 //! The verbs of the loop: generate, score, compare, update.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
@@ -14,6 +13,17 @@ use crate::model::{combine_fingerprints, Numerics, Plan};
 use crate::rollout::{advantages, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task};
 use crate::trainer::reference::Reference;
 use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
+
+/// What a step compares: decode with trainer first, then what the legs that were asked for allow.
+pub(super) fn comparisons(config: &Config) -> impl Iterator<Item = Legs> + '_ {
+    let of_legs = [
+        (Leg::Prefill, Legs::DecodePrefill),
+        (Leg::Prefill, Legs::PrefillTrainer),
+        (Leg::Reference, Legs::TrainerReference),
+    ];
+    let asked = of_legs.into_iter().filter(|(leg, _)| config.check.legs.contains(leg));
+    std::iter::once(Legs::DecodeTrainer).chain(asked.map(|(_, legs)| legs))
+}
 
 /// Everything a run holds between its steps.
 pub struct Session {
@@ -189,13 +199,8 @@ impl Session {
         self.score_prefill(rollouts, who(Leg::Prefill));
         self.score_reference(rollouts, who(Leg::Reference))?;
         let mut tables = vec![gap::measures(&pairs, floor)];
-        for (leg, legs) in [
-            (Leg::Prefill, &[Legs::DecodePrefill, Legs::PrefillTrainer][..]),
-            (Leg::Reference, &[Legs::TrainerReference][..]),
-        ] {
-            for legs in legs.iter().filter(|_| asked(leg)) {
-                tables.push(gap::measures(&gap::pair(rollouts, *legs)?, floor));
-            }
+        for legs in comparisons(&self.config).skip(1) {
+            tables.push(gap::measures(&gap::pair(rollouts, legs)?, floor));
         }
         let tensors = self.tensor_fingerprints();
         let findings = gap::verdict(&gap::Evidence {
@@ -254,15 +259,7 @@ impl Session {
 
     /// candle's model of the weights that scoring uses.
     fn reference(&self) -> Result<Reference> {
-        let units = self.trainer.hand_over()?.units;
-        let mut weights = BTreeMap::new();
-        for (spec, unit) in self.plan.units.iter().zip(units) {
-            let flat = unit.to_f32();
-            for (tensor, part) in spec.tensors.iter().zip(spec.parts(&flat)) {
-                weights.insert(tensor.name.clone(), (tensor.shape.clone(), part.to_vec()));
-            }
-        }
-        Reference::new(&self.plan, weights).context("the reference leg")
+        parts::reference(&self.plan, &self.trainer.hand_over()?.units)
     }
 
     fn tensor_fingerprints(&self) -> Vec<TensorFingerprint> {

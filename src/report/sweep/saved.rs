@@ -1,12 +1,12 @@
 //! A point's run read back from its folder.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::super::float::{optional, JsonFloat};
+use super::super::rows::{Rows, Stepped};
 use super::super::{ReportError, Summary};
 use crate::base::{BlockId, RequestId, Step};
 use crate::gap::{FindingKind, Legs, Tally};
@@ -90,25 +90,7 @@ pub fn read_summary(path: &Path) -> Result<SavedSummary, ReportError> {
 
 /// Reads a run's `steps.jsonl`; its steps rise.
 pub fn read_steps(path: &Path) -> Result<Vec<StepGapRow>, ReportError> {
-    let mut file = BufReader::new(File::open(path).map_err(ReportError::io("read", path))?);
-    let mut rows: Vec<StepGapRow> = Vec::new();
-    let mut text = Vec::new();
-    for line in 1.. {
-        text.clear();
-        file.read_until(b'\n', &mut text).map_err(ReportError::io("read", path))?;
-        if text.is_empty() {
-            break;
-        }
-        if text.pop() != Some(b'\n') {
-            return Err(bad(path, line, &"the line is torn: it has no end"));
-        }
-        let row: Row = serde_json::from_slice(&text).map_err(|error| bad(path, line, &error))?;
-        if rows.last().is_some_and(|last| last.step >= row.step) {
-            return Err(bad(path, line, &format!("step {} does not rise", row.step)));
-        }
-        rows.push(row.into());
-    }
-    Ok(rows)
+    Rows::<Row>::open(path)?.map(|row| row.map(StepGapRow::from)).collect()
 }
 
 fn bad(path: &Path, line: u64, found: &dyn std::fmt::Display) -> ReportError {
@@ -125,6 +107,12 @@ struct Row {
     spike: JsonFloat,
     #[serde(rename = "gap/nonfinite")]
     nonfinite: JsonFloat,
+}
+
+impl Stepped for Row {
+    fn step(&self) -> Step {
+        self.step
+    }
 }
 
 impl From<Row> for StepGapRow {

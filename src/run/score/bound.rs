@@ -1,0 +1,147 @@
+//! What a scoring needs of the machine's memory, said before any of it is taken.
+//!
+//! Keeping the logits of every position is how long sequences run out of memory
+//! (sgl-project/sglang#31958): 65,536 positions of 248,320 entries are 60.6 GiB, of which one
+//! number a position is wanted. Here logits exist for a chunk of rows.
+
+use std::fmt;
+
+use anyhow::{ensure, Result};
+
+use super::legs::LOGIT_ROWS;
+use crate::config::{Config, Leg};
+use crate::engine;
+use crate::model::{Plan, TensorSpec, UnitSpec};
+
+/// An activation, and the copy of it that the next operation makes.
+const COPIES: u64 = 2;
+
+/// Upper bounds in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bound {
+    pub weights: u64,
+    /// The activations of the widest layer over one batch.
+    pub layer: u64,
+    /// The engine's pool of states, keys and values; 0 for the other legs.
+    pub cache: u64,
+    pub logits: u64,
+}
+
+/// The most that is ever scored at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Largest {
+    /// Of one batch, every sequence taken to be as long as its longest.
+    pub tokens: usize,
+    pub sequences: usize,
+    /// Tokens of the longest sequence of all.
+    pub longest: usize,
+}
+
+impl Bound {
+    pub(super) fn of(plan: &Plan, config: &Config, leg: Leg, largest: Largest) -> Result<Self> {
+        let Largest { tokens, sequences, longest } = largest;
+        let (vocab, threads) = (plan.config.vocab_size as u64, rayon::current_num_threads() as u64);
+        let floats = plan.units[1..].iter().map(floats_a_token).max().unwrap_or(0);
+        let floats = floats + COPIES * plan.config.hidden_size as u64;
+        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        let layout = engine::layout(plan, &num, &config.engine)?;
+        let blocks = 1 + layout.blocks_for(u32::try_from(longest)?) * sequences as u64;
+        let logit_rows = match leg {
+            // candle's log-softmax takes the sequence whole: logits, scaled, and the result.
+            Leg::Reference => 3 * longest as u64,
+            // A row more for what a temperature makes of it.
+            _ => threads * (LOGIT_ROWS as u64 + 1),
+        };
+        Ok(Self {
+            // As loaded, and as the leg holds them.
+            weights: 2 * 4 * plan.num_parameters(),
+            layer: 4 * floats * tokens as u64,
+            cache: match leg {
+                Leg::Prefill | Leg::Decode => blocks * layout.block_bytes(),
+                Leg::Trainer | Leg::Reference => 0,
+            },
+            logits: 4 * vocab * logit_rows,
+        })
+    }
+
+    fn total(&self) -> u64 {
+        [self.weights, self.layer, self.cache, self.logits].into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// # Errors
+    /// A machine that says it has less available. One that does not say is believed.
+    pub(super) fn check(&self, available: Option<u64>) -> Result<()> {
+        let needed = self.total();
+        ensure!(
+            available.is_none_or(|available| needed <= available),
+            "scoring needs up to {self}, and {} bytes are available: shorten the longest sequence, \
+             or choose another leg or a smaller model",
+            available.unwrap_or(0)
+        );
+        Ok(())
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { weights, layer, cache, logits } = self;
+        write!(
+            f,
+            "{} bytes of memory ({weights} weights, {layer} one layer's work, {cache} cache, \
+             {logits} logits)",
+            self.total()
+        )
+    }
+}
+
+/// Floats that a layer makes of one token: the outputs of each of its matrices.
+fn floats_a_token(unit: &UnitSpec) -> u64 {
+    let outputs = |tensor: &TensorSpec| match tensor.shape.as_slice() {
+        [] | [_] => 0,
+        [outer @ .., _] => outer.iter().product::<usize>() as u64,
+    };
+    COPIES * unit.tensors.iter().map(outputs).sum::<u64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::model::Preset;
+
+    fn bound(leg: Leg, longest: usize) -> Bound {
+        let text = "name = \"x\"\nmodel.preset = \"tiny-jamba\"\n";
+        let config = config::parse(text, "test.toml", &[]).expect("a valid config");
+        let plan = Plan::new(Preset::TinyJamba.config());
+        let largest = Largest { tokens: longest, sequences: 1, longest };
+        Bound::of(&plan, &config, leg, largest).expect("a bound")
+    }
+
+    #[test]
+    fn logits_do_not_grow_with_the_sequence() {
+        for leg in [Leg::Trainer, Leg::Prefill, Leg::Decode] {
+            let (short, long) = (bound(leg, 1 << 10), bound(leg, 1 << 20));
+            let threads = rayon::current_num_threads() as u64;
+            assert_eq!(short.logits, threads * 65 * 256 * 4, "{leg:?}");
+            assert_eq!(short.logits, long.logits, "{leg:?}");
+            assert_eq!(short.weights, 241_964 * 8);
+            assert_eq!(long.layer, short.layer << 10);
+        }
+        assert_eq!(bound(Leg::Reference, 1 << 20).logits, 3 * 256 * 4 << 20);
+        assert_eq!(bound(Leg::Trainer, 1 << 20).cache, 0);
+        assert!(bound(Leg::Decode, 1 << 20).cache >= 2 * 32 * 4 << 20, "keys and values");
+    }
+
+    #[test]
+    fn too_little_memory_is_refused_with_both_numbers() {
+        let bound = Bound { weights: 1, layer: 20, cache: 300, logits: 4000 };
+        bound.check(Some(4321)).expect("it just fits");
+        bound.check(None).expect("a machine that does not say");
+        assert_eq!(
+            bound.check(Some(4320)).expect_err("one byte short").to_string(),
+            "scoring needs up to 4321 bytes of memory (1 weights, 20 one layer's work, 300 cache, \
+             4000 logits), and 4320 bytes are available: shorten the longest sequence, or choose \
+             another leg or a smaller model"
+        );
+    }
+}

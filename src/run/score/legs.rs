@@ -1,0 +1,175 @@
+//! One leg's forward over whole sequences whose tokens are known.
+
+use anyhow::{bail, Result};
+use rayon::prelude::*;
+
+use super::super::parts;
+use crate::base::{Contract, LogProb, TokenId};
+use crate::config::{Config, Leg, ModelSource};
+use crate::engine::{self, Feed, Layout, Phase, Runner, Scratch};
+use crate::model::{load_master, Model, UnitBytes};
+use crate::ops::sampling::Sampler;
+use crate::trainer::reference::Reference;
+use crate::trainer::{Sequence, Trainer};
+
+/// Rows whose logits exist at once, a thread.
+pub(super) const LOGIT_ROWS: usize = 64;
+/// The engine's addresses are right here: `score` has no faults.
+const STATE_INDEX_BITS: u32 = 64;
+
+/// A model that scores.
+pub(super) struct Scorer {
+    forward: Forward,
+    contract: Contract,
+}
+
+enum Forward {
+    Trainer(Box<Trainer>),
+    Reference(Box<Reference>),
+    Engine { runner: Runner, layout: Layout, first_token_decodes: bool },
+}
+
+impl Scorer {
+    /// Loads the model of a configuration that names a folder.
+    pub(super) fn open(config: &Config, leg: Leg, contract: Contract) -> Result<Self> {
+        let ModelSource::Path(folder) = &config.model.source else {
+            bail!("score takes a model folder");
+        };
+        let (plan, master) = load_master(folder)?;
+        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        // A unit of the master goes as soon as its bytes are made.
+        let bytes = |master: Vec<Vec<f32>>| -> Vec<UnitBytes> {
+            master.into_iter().map(|flat| UnitBytes::from_master(&flat, num.dtype)).collect()
+        };
+        let forward = match leg {
+            Leg::Trainer => {
+                let trainer = Trainer::new(plan, num, config.trainer.clone(), &master);
+                Forward::Trainer(Box::new(trainer))
+            }
+            Leg::Reference => {
+                Forward::Reference(Box::new(parts::reference(&plan, &bytes(master))?))
+            }
+            Leg::Prefill | Leg::Decode => {
+                let layout = engine::layout(&plan, &num, &config.engine)?;
+                let model = Model::load(&plan, &bytes(master));
+                let runner = Runner::new(num, &layout, model, STATE_INDEX_BITS);
+                Forward::Engine { runner, layout, first_token_decodes: leg == Leg::Decode }
+            }
+        };
+        Ok(Self { forward, contract })
+    }
+
+    /// Each sequence's tokens from `prompt_len` on.
+    pub(super) fn score(&self, sequences: &[Sequence]) -> Result<Vec<Vec<LogProb>>> {
+        Ok(match &self.forward {
+            Forward::Trainer(trainer) => {
+                let scores = trainer.score(sequences, &self.contract)?;
+                scores.into_iter().map(|one| one.contract).collect()
+            }
+            Forward::Reference(reference) => {
+                let one = |Sequence { tokens, prompt_len }: &Sequence| {
+                    let all = reference.target_logprobs(tokens, self.contract.temperature)?;
+                    Ok(all[prompt_len - 1..].iter().map(|&nats| LogProb::new(nats)).collect())
+                };
+                sequences.iter().map(one).collect::<Result<_>>()?
+            }
+            Forward::Engine { runner, layout, first_token_decodes } => {
+                let longest = sequences.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
+                let layout = Layout { max_model_len: u32::try_from(longest)?, ..layout.clone() };
+                let scratch = Scratch::new(&layout, sequences.len());
+                let engine = EngineLeg { runner, contract: &self.contract };
+                match first_token_decodes {
+                    true => engine.decode(scratch, sequences),
+                    false => engine.prefill(scratch, sequences),
+                }
+            }
+        })
+    }
+}
+
+/// The engine's runner over a private pool.
+struct EngineLeg<'a> {
+    runner: &'a Runner,
+    contract: &'a Contract,
+}
+
+impl EngineLeg<'_> {
+    /// Every sequence as one prefill row.
+    fn prefill(&self, mut scratch: Scratch, sequences: &[Sequence]) -> Vec<Vec<LogProb>> {
+        let feeds: Vec<Feed<'_>> =
+            (0..sequences.len()).map(|i| prefill_row(i, &sequences[i].tokens)).collect();
+        let x_th = scratch.feed(self.runner, &feeds, &mut |_| {});
+        let score = |(Sequence { tokens, prompt_len }, x_th): (&Sequence, &[f32])| {
+            let width = x_th.len() / tokens.len();
+            let rows = &x_th[(prompt_len - 1) * width..(tokens.len() - 1) * width];
+            self.log_probs(rows, &tokens[*prompt_len..])
+        };
+        sequences.iter().zip(rows_of(&x_th, &feeds)).map(score).collect()
+    }
+
+    /// The prompts as prefill rows, then every later token as a decode row of its own, forced.
+    fn decode(&self, mut scratch: Scratch, sequences: &[Sequence]) -> Vec<Vec<LogProb>> {
+        let prompt = |i: usize| prefill_row(i, &sequences[i].tokens[..sequences[i].prompt_len]);
+        let mut feeds: Vec<Feed<'_>> = (0..sequences.len()).map(prompt).collect();
+        let mut scores = vec![Vec::new(); sequences.len()];
+        while !feeds.is_empty() {
+            let x_th = scratch.feed(self.runner, &feeds, &mut |_| {});
+            let last = |(rows, feed): (&[f32], &Feed<'_>)| {
+                let width = rows.len() / feed.tokens.len();
+                rows[rows.len() - width..].to_vec()
+            };
+            let rows: Vec<f32> =
+                rows_of(&x_th, &feeds).into_iter().zip(&feeds).flat_map(last).collect();
+            let at = |scored: &[Vec<LogProb>], i: usize| sequences[i].prompt_len + scored[i].len();
+            let targets: Vec<TokenId> = feeds
+                .iter()
+                .map(|f| sequences[f.sequence].tokens[at(&scores, f.sequence)])
+                .collect();
+            for (feed, logp) in feeds.iter().zip(self.log_probs(&rows, &targets)) {
+                scores[feed.sequence].push(logp);
+            }
+            let next = |feed: Feed<'_>| {
+                let (sequence, end) = (feed.sequence, at(&scores, feed.sequence));
+                let tokens = &sequences[sequence].tokens;
+                (end < tokens.len()).then(|| Feed {
+                    sequence,
+                    phase: Phase::Decode,
+                    tokens: &tokens[end - 1..end],
+                })
+            };
+            feeds = feeds.drain(..).filter_map(next).collect();
+        }
+        scores
+    }
+
+    /// log p of each target from the row before it, `[T, H]` as it left the last layer.
+    fn log_probs(&self, x_th: &[f32], targets: &[TokenId]) -> Vec<LogProb> {
+        let width = x_th.len() / targets.len();
+        let part = |(targets, rows): (&[TokenId], &[f32])| {
+            let (mut sampler, logits_tv) = (Sampler::default(), self.runner.logits(rows));
+            let each = targets.iter().zip(logits_tv.chunks_exact(self.runner.vocab()));
+            let one =
+                |(token, row): (&TokenId, &[f32])| sampler.log_prob(row, *token, self.contract);
+            each.map(one).collect::<Vec<_>>()
+        };
+        let parts = targets.par_chunks(LOGIT_ROWS).zip(x_th.par_chunks(LOGIT_ROWS * width));
+        parts.flat_map_iter(part).collect()
+    }
+}
+
+fn prefill_row(sequence: usize, tokens: &[TokenId]) -> Feed<'_> {
+    Feed { sequence, phase: Phase::Prefill, tokens }
+}
+
+/// Cuts x[T, H] into the feeds' rows.
+fn rows_of<'a>(x_th: &'a [f32], feeds: &[Feed<'_>]) -> Vec<&'a [f32]> {
+    let tokens: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
+    let width = x_th.len() / tokens;
+    let mut rest = x_th;
+    let cut = |feed: &Feed<'_>| {
+        let (mine, after) = rest.split_at(feed.tokens.len() * width);
+        rest = after;
+        mine
+    };
+    feeds.iter().map(cut).collect()
+}
