@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-use gapscope::config::{self, Config, Dtype, Leg};
+use gapscope::config::{self, Config, Leg};
 use gapscope::model::{save_preset, Preset};
 use gapscope::run::{self, FailOn, ScoreOptions, SweepFile};
 
@@ -81,9 +81,9 @@ enum Command {
 
 #[derive(Args)]
 struct Score {
-    /// A folder in the Hugging Face layout
+    /// A folder in the Hugging Face layout, or a preset's name
     #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    model: String,
     /// Lines of {"id":"a","token_ids":[1,2,3],"prompt_len":1}; tokens from prompt_len on, which is
     /// 1 if absent, are scored
     #[arg(long, value_name = "TOKENS.jsonl")]
@@ -106,20 +106,17 @@ struct Score {
 const LEGS: [&str; 4] = ["trainer", "reference", "prefill", "decode"];
 
 impl Score {
-    fn options(self) -> ScoreOptions {
-        ScoreOptions {
-            leg: match self.leg.as_str() {
-                "reference" => Leg::Reference,
-                "prefill" => Leg::Prefill,
-                "decode" => Leg::Decode,
-                _ => Leg::Trainer,
-            },
-            dtype: if self.dtype == "bf16" { Dtype::Bf16 } else { Dtype::F32 },
-            model: self.model,
-            input: self.input,
-            output: self.output,
-            temperature: self.temperature,
-        }
+    fn run(self) -> Result<String> {
+        let dtype = format!("model.dtype={}", self.dtype);
+        let config = model_config(&self.model, &[dtype, "trainer.update=none".to_owned()])?;
+        let leg = match self.leg.as_str() {
+            "reference" => Leg::Reference,
+            "prefill" => Leg::Prefill,
+            "decode" => Leg::Decode,
+            _ => Leg::Trainer,
+        };
+        let Self { input, output, temperature, .. } = self;
+        run::score(&config, &ScoreOptions { input, output, leg, temperature })
     }
 }
 
@@ -237,7 +234,7 @@ fn execute(command: Command) -> Result<Done> {
             let code = if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
             return Ok(Done { code, ..found.to_string().into() });
         }
-        Command::Score(score) => run::score(&score.options())?,
+        Command::Score(score) => score.run()?,
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,
         Command::Model(Model::Inspect { model, set }) => {
             run::describe_model(&model_config(&model, &set)?)?

@@ -23,17 +23,22 @@ pub(super) struct Parts {
 
 pub(super) fn load(config: &Config) -> Result<Parts> {
     MemoryPlan::of(&plan(config)?, config).check()?;
-    let (plan, master) = match &config.model.source {
+    let (plan, master) = weights(config)?;
+    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let codec = Arc::new(codec(config, &plan.config)?);
+    Ok(Parts { plan, master, num, codec })
+}
+
+/// The layer plan and each unit's flat f32 weights.
+pub(super) fn weights(config: &Config) -> Result<(Plan, Vec<Vec<f32>>)> {
+    Ok(match &config.model.source {
         ModelSource::Path(folder) => load_master(folder)?,
         ModelSource::Preset(name) => {
             let plan = Plan::new(Preset::from_name(name)?.config());
             let master = Preset::weights(&plan, config.seed);
             (plan, master)
         }
-    };
-    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    let codec = Arc::new(codec(config, &plan.config)?);
-    Ok(Parts { plan, master, num, codec })
+    })
 }
 
 /// The layer plan alone, without weights.

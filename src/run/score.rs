@@ -17,10 +17,10 @@ use anyhow::{ensure, Result};
 use serde::{Serialize, Serializer};
 
 use super::memory::available_bytes;
+use super::parts;
 use super::progress::{say, Meter};
 use crate::base::{Contract, LogProb, LogprobsMode};
-use crate::config::{self, Config, Dtype, Leg};
-use crate::model::load_plan;
+use crate::config::{Config, Leg};
 use crate::trainer::Sequence;
 use bound::{Bound, Largest};
 use legs::Scorer;
@@ -34,36 +34,33 @@ const BATCH_SEQUENCES: usize = 64;
 /// What to score, and how.
 #[derive(Clone, Debug)]
 pub struct ScoreOptions {
-    /// In the Hugging Face layout.
-    pub model: PathBuf,
     pub input: PathBuf,
     /// Standard output where absent.
     pub output: Option<PathBuf>,
     pub leg: Leg,
-    pub dtype: Dtype,
     /// Logits are divided by it.
     pub temperature: f32,
 }
 
-/// Scores a file. What it returns is for a terminal, and empty where that is where the scores went.
+/// Scores a file with the model of a configuration. What it returns is for a terminal, and empty
+/// where that is where the scores went.
 ///
 /// # Errors
 /// Whatever is wrong with the model, a line of the input or the output; a machine with less memory
 /// than the longest sequence needs. The output file is then as it was.
-pub fn score(options: &ScoreOptions) -> Result<String> {
+pub fn score(config: &Config, options: &ScoreOptions) -> Result<String> {
     let contract = contract(options.temperature)?;
-    let config = config(options)?;
-    let plan = load_plan(&options.model)?;
+    let plan = parts::plan(config)?;
     let limits =
         Limits { vocab: plan.config.vocab_size, max_tokens: plan.config.max_position_embeddings };
     let survey = Survey::of(&options.input, limits)?;
-    let bound = Bound::of(&plan, &config, options.leg, survey.largest)?;
+    let bound = Bound::of(&plan, config, options.leg, survey.largest)?;
     if survey.largest.longest > BATCH_TOKENS {
         say(&format!("a sequence of {} tokens: up to {bound}", survey.largest.longest));
     }
     bound.check(available_bytes())?;
     let mut sink = Sink::open(options.output.as_deref())?;
-    let scorer = Scorer::open(&config, options.leg, contract)?;
+    let scorer = Scorer::open(config, options.leg, contract)?;
     let mut meter = Meter::new("tokens scored", survey.tokens);
     let mut batches = Batches { lines: Lines::open(&options.input, limits)?, waiting: None };
     while let Some((ids, sequences)) = batches.next()? {
@@ -97,20 +94,6 @@ fn contract(temperature: f32) -> Result<Contract> {
     );
     let logprobs_mode = LogprobsMode::ProcessedLogprobs;
     Ok(Contract { temperature, logprobs_mode, ..Contract::PLAIN })
-}
-
-/// The configuration of a file that says nothing but the model, and trains nothing.
-fn config(options: &ScoreOptions) -> Result<Config> {
-    let dtype = match options.dtype {
-        Dtype::F32 => "f32",
-        Dtype::Bf16 => "bf16",
-    };
-    let path = toml::Value::from(options.model.to_string_lossy().as_ref());
-    let text = format!(
-        "name = \"score\"\nmodel.path = {path}\nmodel.dtype = \"{dtype}\"\n\
-         trainer.update = \"none\"\n"
-    );
-    Ok(config::parse(&text, "score", &[])?)
 }
 
 /// What the first reading of the input finds.

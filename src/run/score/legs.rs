@@ -1,13 +1,13 @@
 //! One leg's forward over whole sequences whose tokens are known.
 
-use anyhow::{bail, Result};
+use anyhow::Result;
 use rayon::prelude::*;
 
 use super::super::parts;
 use crate::base::{Contract, LogProb, TokenId};
-use crate::config::{Config, Leg, ModelSource};
+use crate::config::{Config, Leg};
 use crate::engine::{self, Feed, Layout, Phase, Runner, Scratch};
-use crate::model::{load_master, Model, UnitBytes};
+use crate::model::{Model, UnitBytes};
 use crate::ops::sampling::Sampler;
 use crate::trainer::reference::Reference;
 use crate::trainer::{Sequence, Trainer};
@@ -30,12 +30,9 @@ enum Forward {
 }
 
 impl Scorer {
-    /// Loads the model of a configuration that names a folder.
+    /// Loads the configuration's model.
     pub(super) fn open(config: &Config, leg: Leg, contract: Contract) -> Result<Self> {
-        let ModelSource::Path(folder) = &config.model.source else {
-            bail!("score takes a model folder");
-        };
-        let (plan, master) = load_master(folder)?;
+        let (plan, master) = parts::weights(config)?;
         let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
         // A unit of the master goes as soon as its bytes are made.
         let bytes = |master: Vec<Vec<f32>>| -> Vec<UnitBytes> {
