@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use gapscope::model::load_plan;
+use regex::Regex;
 
 use crate::common::fixture;
 use crate::common::run::gapscope;
@@ -89,4 +90,35 @@ fn files_and_folders() {
         least 0.00001; those of greedy decoding are of T = 1, which is the default";
     refused(&model, &input, &["--temperature", "0"], temperature);
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left");
+}
+
+/// candle keeps every pair of tokens: terabytes, refused before any of it is taken.
+#[test]
+fn a_sequence_that_no_memory_holds_is_refused_with_both_numbers() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = folder.path().join("model");
+    fs::create_dir(&model).expect("a folder");
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(fixture("tiny-jamba").join(file), model.join(file)).expect("copied");
+    }
+    let config = fs::read_to_string(model.join("config.json")).expect("a config");
+    let (short, long) = ("\"max_position_embeddings\": 512", "\"max_position_embeddings\": 200000");
+    assert!(config.contains(short), "{config}");
+    fs::write(model.join("config.json"), config.replace(short, long)).expect("written");
+    let input = folder.path().join("tokens.jsonl");
+    let line = format!("{{\"id\":\"long\",\"token_ids\":{:?}}}\n", vec![1; 200_000]);
+    fs::write(&input, line).expect("written");
+    let mut command = gapscope();
+    command.args(["score", "--leg", "reference", "--model", path(&model), "--input", path(&input)]);
+    let output = command.output().expect("the binary starts");
+    let errors = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    // 6 stages x 4 heads x 200,000^2 pairs x 4 bytes, and what is linear in the sequence.
+    let expected = Regex::new(
+        "^a sequence of 200000 tokens: up to (384\\d{10} bytes of memory \\(.*\\))\n\
+         error: scoring needs up to (.*), and (\\d+) bytes are available: shorten the longest \
+         sequence, or choose another leg or a smaller model\n$",
+    );
+    let found = expected.expect("a pattern").captures(&errors).expect(&errors);
+    assert_eq!(found[1], found[2]);
 }
