@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DEMANDS = {
     ("model", "dtype"): "f32",
     ("engine", "logprobs_mode"): "raw_logprobs",
+    ("engine", "mamba_ssm_cache_dtype"): "f32",
     ("trainer", "update"): "none",
 }
 
@@ -57,12 +58,12 @@ def model_folder(run: Path, given: Path | None) -> Path:
     except (OSError, ValueError) as error:
         raise Refused(f"{run} is not the folder of a run: {error}") from error
     for (table, key), demanded in DEMANDS.items():
-        if (found := config[table][key]) != demanded:
+        if (found := config.get(table, {}).get(key)) != demanded:
             raise Refused(f"{run} has {table}.{key} = {found!r}: only {demanded!r} can be checked")
     named = given or config["model"].get("path")
     if named is None:
-        raise Refused(f"{run} began from a preset's random weights, which are in no folder: repeat "
-                      "it with --set checkpoint.save_final=true and pass its checkpoint by --model")
+        raise Refused(f"{run} began from a preset's random weights, which are in no folder: write "
+                      "them with `gapscope model init PRESET DIR --seed SEED`, run with model.path")
     # A relative path was relative to where gapscope ran, often the repository's root.
     for folder in (Path(named), REPOSITORY / named):
         if (folder / "config.json").is_file():

@@ -55,12 +55,15 @@ impl Sweep {
         }
         let all = self.product();
         let short = self.short_names();
-        let mut names = HashSet::new();
-        let mut points = Vec::new();
+        let mut points: Vec<(String, SweepSettings)> = Vec::new();
         for (index, settings) in all.into_iter().enumerate() {
-            let name = name(&settings, short, index);
-            if !names.insert(name.clone()) {
+            let mut name = name(&settings, short, index);
+            if points.iter().any(|(_, earlier)| *earlier == settings) {
                 return refuse(format!("has the point {name} twice"));
+            }
+            // What a folder's name cannot hold may be all that tells two points apart.
+            if points.iter().any(|(earlier, _)| *earlier == name) {
+                name = numbered(index);
             }
             points.push((name, settings));
         }
@@ -113,9 +116,13 @@ fn name(settings: &SweepSettings, short: bool, index: usize) -> String {
     let name: String = name.chars().map(|c| if plain(c) { c } else { '_' }).collect();
     match name.len() {
         0 => "as_written".to_owned(),
-        len if len > NAME_BYTES_MAX => format!("point-{:03}", index + 1),
+        len if len > NAME_BYTES_MAX => numbered(index),
         _ => name,
     }
+}
+
+fn numbered(index: usize) -> String {
+    format!("point-{:03}", index + 1)
 }
 
 fn last_part(key: &str) -> &str {
@@ -159,6 +166,13 @@ mod tests {
         assert_eq!(names("points = [{}, { steps = 2 }]"), ["as_written", "steps=2"]);
         let long = format!("name = [\"x\", \"{}\"]", "y".repeat(200));
         assert_eq!(names(&long), ["name=x", "point-002"]);
+        assert_eq!(
+            names("task.operators = [\"*\", \"+\", \"-*\"]"),
+            ["operators=_", "operators=+", "operators=-_"]
+        );
+        let alike =
+            "task.kind = [\"jsonl\"]\ntask.path = [\"a/b\", \"a_b\"]\ntask.answer_key = [\"a\"]";
+        assert_eq!(names(alike)[1], "point-002");
     }
 
     /// Two keys that end in the same word are told apart.

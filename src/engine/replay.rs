@@ -5,9 +5,10 @@
 //! runner's addresses in the runner's order. A read that does not find the request's own bytes
 //! makes all that the request samples from then on wrong, until a preemption lets it start again.
 //!
-//! Two things cannot be foreseen: an end token, and that two requests happen to sample the same
-//! tokens, so that one's bytes do for the other. Everything else is exact in invariant numerics:
-//! who has a gap, from which token on, and why.
+//! Three things cannot be foreseen: an end token, that two requests happen to sample the same
+//! tokens, so that one's bytes do for the other, and that a wrong state gives the same rounded
+//! log-probability, as on a token that the model is sure of. Everything else is exact in invariant
+//! numerics: who has a gap, from which token on, and why.
 
 use std::collections::HashMap;
 

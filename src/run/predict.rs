@@ -6,7 +6,7 @@ use super::parts;
 use super::session::requests;
 use crate::base::Step;
 use crate::config::{Config, FreeListOrder};
-use crate::engine::{self, Layout, Replay};
+use crate::engine::{self, GenerationRequest, Layout, Replay};
 use crate::model::{Numerics, Plan};
 use crate::report::sweep::{ClosedForm, Prediction};
 use crate::rollout::{Draw, Task};
@@ -44,17 +44,15 @@ pub(super) fn predict(
     outline: &Outline,
     stop_after_spikes: Option<u64>,
 ) -> Result<Prediction> {
-    let Outline { plan, layout, num_blocks, task, .. } = outline;
+    let Outline { layout, num_blocks, .. } = outline;
     let rollout = &config.rollout;
     let mut replay = Replay::new(layout.clone(), *num_blocks, &config.engine);
     let mut spike_steps = Vec::new();
     let mut steps = 0;
     for step in (1..=config.steps).map(Step::new) {
-        let problems = task.problems(Draw::Rollouts, step, rollout.prompts_per_step)?;
-        let eos = &plan.config.eos_token_ids;
-        let asked = requests(rollout, eos, step, &problems, rollout.rollouts_per_prompt);
         steps += 1;
-        if replay.generate(asked)?.iter().any(|forecast| forecast.first_wrong.is_some()) {
+        let forecasts = replay.generate(asked(config, outline, step)?)?;
+        if forecasts.iter().any(|forecast| forecast.first_wrong.is_some()) {
             spike_steps.push(step);
             if stop_after_spikes.is_some_and(|enough| spike_steps.len() as u64 >= enough) {
                 break;
@@ -62,6 +60,7 @@ pub(super) fn predict(
         }
     }
     let usable = f64::from(num_blocks - 1);
+    let next_spike = spike_steps.is_empty().then(|| next_spike(config, outline, replay.clone()));
     let taken = replay.statistics().blocks_taken as f64;
     let blocks_per_step = taken / steps as f64;
     let first = layout.first_wrapped_block(config.engine.state_index_bits);
@@ -77,9 +76,35 @@ pub(super) fn predict(
         first_wrapped_block: first.map(|block| u64::from(block.get())),
         blocks_per_step,
         laps: taken / usable,
-        exact: rollout.ignore_eos,
+        next_spike: next_spike.flatten(),
+        exact: rollout.ignore_eos
+            && config.engine.faults.is_empty()
+            && config.trainer.faults.is_empty(),
         error: None,
     })
+}
+
+/// The first spike after the last step, in as many steps as two more laps of the pool take.
+fn next_spike(config: &Config, outline: &Outline, mut replay: Replay) -> Option<Step> {
+    /// Of a pool that is hardly used; a person's patience ends before.
+    const STEPS_MAX: u64 = 1000;
+    let taken = replay.statistics().blocks_taken.max(1);
+    let two_laps = 2 * u64::from(outline.num_blocks) * config.steps / taken + 1;
+    let further = config.steps + 1..=config.steps + two_laps.min(STEPS_MAX);
+    further.map(Step::new).find(|&step| {
+        let asked = asked(config, outline, step);
+        let forecasts = asked.and_then(|asked| Ok(replay.generate(asked)?));
+        // A task that ends there has no further step.
+        forecasts.is_ok_and(|all| all.iter().any(|one| one.first_wrong.is_some()))
+    })
+}
+
+/// The requests of one step of the loop.
+fn asked(config: &Config, outline: &Outline, step: Step) -> Result<Vec<GenerationRequest>> {
+    let rollout = &config.rollout;
+    let problems = outline.task.problems(Draw::Rollouts, step, rollout.prompts_per_step)?;
+    let eos = &outline.plan.config.eos_token_ids;
+    Ok(requests(rollout, eos, step, &problems, rollout.rollouts_per_prompt))
 }
 
 /// `12, 24-26 (on paper the first at 11.38, then every 12.00)`.
@@ -89,8 +114,11 @@ pub(super) fn foretold_spikes(found: &Prediction) -> String {
         let (first, period) = (form.first_spike_step, form.period);
         text += &format!(" (on paper the first at {first:.2}, then every {period:.2})");
     }
+    if let Some(next) = found.next_spike {
+        text += &format!(", and from step {next} on if it went on");
+    }
     if !found.exact {
-        text += " at full length: completions that end early move them";
+        text += "; a guess: completions may end early, or a fault is planted";
     }
     text
 }

@@ -218,7 +218,6 @@ impl Recorder {
 
     fn close(&mut self, session: &Session, summary: &Summary) -> Result<()> {
         report::write_json(&self.folder.findings(), &self.findings)?;
-        report::write_json(&self.folder.summary(), summary)?;
         let page = Page {
             summary,
             points: &self.points,
@@ -231,7 +230,9 @@ impl Recorder {
         let fine = summary.error.is_none();
         let end = if fine { SessionEnd::Success } else { SessionEnd::Failure };
         self.tensorboard.session_end(wall_time_s(), end)?;
-        Ok(self.tensorboard.flush()?)
+        self.tensorboard.flush()?;
+        // Last: whoever finds a summary finds a whole run.
+        Ok(report::write_json(&self.folder.summary(), summary)?)
     }
 
     /// The greedy evaluation and the final weights, where they are asked for.

@@ -64,11 +64,23 @@ pub fn sweep(file: SweepFile, out: Option<&Path>, resume: bool) -> Result<String
     let mut plan = Plan::of(file)?;
     let out = out.map_or_else(|| Path::new("runs").join(&plan.name), Path::to_owned);
     let mut tensorboard = plan.claim(&out, resume)?;
+    for point in &plan.points {
+        say(&format!("{}: {}", point.name, foretold(&point.predicted)));
+    }
+    write_sweep(&out, &plan.sweep())?;
+    plan.draw(&mut tensorboard)?;
     for index in 0..plan.points.len() {
-        plan.points[index].outcome = plan.outcome(index, &out)?;
+        let done = plan.done_before(index, &out)?;
+        let is_new = done.is_none();
+        plan.points[index].outcome = match done {
+            Some(outcome) => outcome,
+            None => plan.run(index, &out)?,
+        };
         plan.tell(index);
         write_sweep(&out, &plan.sweep())?;
-        plan.draw(&mut tensorboard)?;
+        if is_new {
+            plan.draw(&mut tensorboard)?;
+        }
     }
     plan.conclude(&out)
 }
@@ -86,6 +98,13 @@ impl Plan {
             configs: Vec::new(),
             points: Vec::new(),
         };
+        let swept = |set: &&String| {
+            let key = set.split_once('=').map(|(key, _)| key.trim());
+            key.is_some_and(|key| plan.axes.iter().any(|swept| swept == key))
+        };
+        if let Some(set) = file.set.iter().find(swept) {
+            bail!("--set {set}: the sweep sets this key at its points; drop the one or the other");
+        }
         for (name, settings) in sweep.settings()? {
             let set = [file.set, &config::overrides(&settings)].concat();
             plan.add(name, settings, config::load(file.path, &set).map_err(anyhow::Error::from));
@@ -121,8 +140,13 @@ impl Plan {
         let plan = out.join(PLAN);
         let mine = json!({ "name": self.name, "stop_after_spikes": self.stop_after_spikes });
         if resume {
-            let text = fs::read_to_string(&plan)
-                .with_context(|| format!("no sweep to resume: cannot read {}", plan.display()))?;
+            let text = fs::read_to_string(&plan).with_context(|| {
+                format!(
+                    "no sweep to resume in {}, run it without --resume: cannot read {}",
+                    out.display(),
+                    plan.display()
+                )
+            })?;
             let found: serde_json::Value = serde_json::from_str(&text)
                 .with_context(|| format!("{} is not a sweep's plan", plan.display()))?;
             ensure!(
@@ -131,7 +155,10 @@ impl Plan {
                 out.display()
             );
         } else {
-            let used = fs::read_dir(out).is_ok_and(|mut files| files.next().is_some());
+            // What is hidden was left by a start that was cut off.
+            let shown = |file: fs::DirEntry| !file.file_name().as_encoded_bytes().starts_with(b".");
+            let used =
+                fs::read_dir(out).is_ok_and(|mut files| files.any(|file| file.is_ok_and(shown)));
             ensure!(
                 !used,
                 "the folder {} is not empty: pass --resume to go on with a sweep, or another --out",
@@ -140,23 +167,43 @@ impl Plan {
             fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
             report::write_json(&plan, &mine)?;
         }
+        for (point, config) in self.points.iter().zip(&self.configs) {
+            let folder = point_folder(out, &point.name);
+            let other = |config: &Config| {
+                let run = RunFolder::open(&folder).ok()?;
+                let found = fs::read(run.config()).ok()?;
+                (run.summary().is_file() && found != config.to_json().as_bytes()).then_some(())
+            };
+            ensure!(
+                config.as_ref().and_then(other).is_none(),
+                "{} was run with another configuration: pass another --out",
+                folder.display()
+            );
+        }
         let tensorboard = out.join("tb");
         fs::create_dir_all(&tensorboard)
             .with_context(|| format!("cannot make {}", tensorboard.display()))?;
         tensorboard_writer(&tensorboard)
     }
 
-    /// What came of a point: as its folder says if it was done before, or else by running it.
-    fn outcome(&self, index: usize, out: &Path) -> Result<Outcome> {
+    /// What came of a point whose run came to its end before. One that cannot be read back runs
+    /// again.
+    fn done_before(&self, index: usize, out: &Path) -> Result<Option<Outcome>> {
+        let folder = point_folder(out, &self.points[index].name);
+        let done = |outcome: &Outcome| match outcome {
+            Outcome::Done { summary, .. } => summary.error.is_none(),
+            Outcome::Pending | Outcome::Failed(_) => false,
+        };
+        Ok(read_back(&folder).ok().filter(done))
+    }
+
+    fn run(&self, index: usize, out: &Path) -> Result<Outcome> {
         let point = &self.points[index];
         let folder = point_folder(out, &point.name);
         let Some(config) = &self.configs[index] else {
             let error = point.predicted.error.clone();
             return Ok(Outcome::Failed(error.expect("a point without a configuration says why")));
         };
-        if let Some(done) = done_before(&folder, config)? {
-            return Ok(done);
-        }
         let tensorboard = out.join("tb").join(&point.name);
         for left in [&folder, &tensorboard] {
             discard(left)?;
@@ -165,21 +212,27 @@ impl Plan {
         let manner = Manner { stop_after_spikes: self.stop_after_spikes, quiet: true };
         match run_in(make, config, manner) {
             Ok(_) => read_back(&folder),
-            Err(error) => Ok(Outcome::Failed(format!("{error:#}"))),
+            // What it measured before it failed is in its folder, the error beside it.
+            Err(error) => {
+                Ok(read_back(&folder).unwrap_or_else(|_| Outcome::Failed(format!("{error:#}"))))
+            }
         }
     }
 
     fn tell(&self, index: usize) {
         let (point, of) = (&self.points[index], self.points.len());
         let came = match &point.outcome {
-            Outcome::Done { summary, .. } => {
-                format!("spike steps {}", step_ranges(&summary.spike_steps))
-            }
+            Outcome::Done { summary, .. } => match &summary.error {
+                Some(error) => format!("failed after {} steps: {error}", summary.steps_done),
+                None => format!("spike steps {}", step_ranges(&summary.spike_steps)),
+            },
             Outcome::Failed(error) => format!("failed: {error}"),
             Outcome::Pending => "not run".to_owned(),
         };
-        let foretold = step_ranges(&point.predicted.spike_steps);
-        say(&format!("{}/{of} {}: {came} (predicted {foretold})", index + 1, point.name));
+        let foretold = point.prediction().map_or(String::new(), |found| {
+            format!(" (predicted {})", step_ranges(&found.spike_steps))
+        });
+        say(&format!("{}/{of} {}: {came}{foretold}", index + 1, point.name));
     }
 
     fn draw(&self, tensorboard: &mut Writer) -> Result<()> {
@@ -193,7 +246,7 @@ impl Plan {
     }
 
     fn conclude(&self, out: &Path) -> Result<String> {
-        let failed = |point: &&SweepPoint| matches!(point.outcome, Outcome::Failed(_));
+        let failed = |point: &&SweepPoint| point.error().is_some();
         let failures: Vec<&str> =
             self.points.iter().filter(failed).map(|point| point.name.as_str()).collect();
         let report = out.join("report.html");
@@ -208,26 +261,11 @@ impl Plan {
         let as_predicted = self.points.iter().filter(|point| point.as_predicted() == Some(true));
         let (points, as_predicted) = (self.points.len(), as_predicted.count());
         Ok(format!(
-            "{}: {points} points, {as_predicted} of them with exactly the spikes predicted\n\
+            "{}: {as_predicted} of {points} points with exactly the spikes predicted\n\
              report: {}\n",
             self.name,
             report.display()
         ))
-    }
-}
-
-/// A point's run that came to its end, of the same configuration.
-fn done_before(folder: &Path, config: &Config) -> Result<Option<Outcome>> {
-    let Ok(run) = RunFolder::open(folder) else { return Ok(None) };
-    let text = fs::read_to_string(run.config())?;
-    ensure!(
-        text == config.to_json() || !run.summary().is_file(),
-        "{} was run with another configuration: pass another --out",
-        folder.display()
-    );
-    match read_summary(&run.summary()) {
-        Ok(summary) if summary.error.is_none() => read_back(folder).map(Some),
-        _ => Ok(None),
     }
 }
 

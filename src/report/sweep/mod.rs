@@ -65,7 +65,9 @@ pub struct Prediction {
     pub blocks_per_step: f64,
     #[serde(serialize_with = "super::float::serialize")]
     pub laps: f64,
-    /// Whether completions have a fixed length; where they may end early the replay is a guess.
+    /// Where none of the steps spikes: the first one after them that would, as far as was looked.
+    pub next_spike: Option<Step>,
+    /// Whether completions have a fixed length and no fault is planted; else the replay is a guess.
     pub exact: bool,
     /// Why there is no prediction; all else is then without meaning.
     pub error: Option<String>,
@@ -139,7 +141,8 @@ impl SweepPoint {
     }
 
     /// Why the point failed, or ended before its last step.
-    fn error(&self) -> Option<&str> {
+    #[must_use]
+    pub fn error(&self) -> Option<&str> {
         match &self.outcome {
             Outcome::Pending => None,
             Outcome::Failed(error) => Some(error),

@@ -55,8 +55,7 @@ fn notes(sweep: &Sweep) -> String {
             notes.push((point, format!("failed: {error}")));
         } else if let Some(error) = point.error() {
             notes.push((point, format!("ended early: {error}")));
-        }
-        if let Some(error) = &point.predicted.error {
+        } else if let Some(error) = &point.predicted.error {
             notes.push((point, format!("no prediction: {error}")));
         }
         notes.extend(not_yet(point).map(|note| (point, note)));
@@ -73,8 +72,8 @@ fn notes(sweep: &Sweep) -> String {
     }
     if sweep.points.iter().any(|point| point.prediction().is_some_and(|one| !one.exact)) {
         html +=
-            "<p>Completions may end early here, so that the replay, which lets each run to its \
-                 full length, is a guess.</p>\n";
+            "<p>Completions may end early here, or a fault is planted, so that the replay, which \
+             knows neither, is a guess.</p>\n";
     }
     html + "</section>\n"
 }

@@ -44,7 +44,7 @@ pub(super) fn outcome(sweep: &Sweep) -> String {
     let done = of(|point| point.summary().is_some());
     let mut text = format!("{done} of {} ran", points(sweep.points.len()));
     for (n, what) in [
-        (of(|point| matches!(point.outcome, Outcome::Failed(_))), "failed"),
+        (of(|point| point.error().is_some()), "failed"),
         (of(|point| matches!(point.outcome, Outcome::Pending)), "to come"),
     ] {
         if n > 0 {
@@ -94,37 +94,22 @@ fn points(n: usize) -> String {
     format!("{} point{}", count(n as u64), if n == 1 { "" } else { "s" })
 }
 
-/// Why a point that shows less than its neighbours is not cured; `None` where nothing of the kind
+/// Of a point without a spike that would have one if it went on; `None` where nothing of the kind
 /// can be said.
 pub(super) fn not_yet(point: &SweepPoint) -> Option<String> {
-    let summary = point.summary()?;
-    let laps = summary.laps.filter(|laps| *laps > 0.0)?;
-    let began = summary.tally.decoded_first_chunks;
-    if laps < 1.0 && began > 0 && summary.tally.stale_first_chunks == 0 {
-        let steps = (summary.steps_done as f64 / laps).ceil();
-        return Some(format!(
-            "silent only because the pool has not been gone round once: laps {}. {} began with a \
-             decode row, which reads its state blocks whatever they hold, and so far nobody had \
-             used them. Not cured here, only not yet: used blocks come round after step {}",
-            number(laps),
-            requests(began),
-            count(steps as u64),
-        ));
-    }
-    let first = summary.first_wrapped_block?;
-    let taken = laps * (summary.num_blocks.saturating_sub(1)) as f64;
-    (summary.tally.wrapped_requests == 0 && taken < first as f64).then(|| {
+    let (summary, next) = (point.summary()?, point.prediction()?.next_spike?);
+    let silent = summary.first_spike_step.is_none() && summary.error.is_none();
+    silent.then(|| {
+        let laps = summary
+            .laps
+            .map_or(String::new(), |laps| format!(", {} laps of the pool", number(laps)));
         format!(
-            "silent only because block {}, the first whose state address wraps, has not been \
-             handed out: laps {}. Not cured here, only not yet",
-            count(first),
-            number(laps),
+            "silent in {} steps{laps}. Not cured here, only not yet: the replay, let go on, spikes \
+             in step {}",
+            count(summary.steps_done),
+            count(next.get()),
         )
     })
-}
-
-fn requests(n: u64) -> String {
-    format!("{} request{}", count(n), if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -134,7 +119,6 @@ mod tests {
     use super::super::testing::{done, point, row, spikes, summary};
     use super::super::{Prediction, SavedSummary};
     use super::*;
-    use crate::gap::Tally;
 
     #[test]
     fn names_are_short_where_that_keeps_them_apart() {
@@ -186,38 +170,22 @@ mod tests {
     }
 
     #[test]
-    fn silence_that_will_end_is_called_so() {
-        let stale = |decoded_first_chunks, stale_first_chunks| Tally {
-            decoded_first_chunks,
-            stale_first_chunks,
-            ..Tally::default()
-        };
-        let wrap = |first_wrapped_block, wrapped_requests| SavedSummary {
-            first_wrapped_block,
-            tally: Tally { wrapped_requests, ..Tally::default() },
-            ..summary()
-        };
-        let lap = |laps, summary: SavedSummary| SavedSummary { laps, ..summary };
-        let first = SavedSummary { tally: stale(14, 0), ..summary() };
-        for (summary, expect) in [
-            (lap(Some(0.4), first.clone()), Some("round once: laps 0.4. 14 requests began")),
-            (lap(Some(1.5), first.clone()), None),
-            (lap(None, first), None),
-            (lap(Some(0.4), SavedSummary { tally: stale(14, 1), ..summary() }), None),
-            (lap(Some(0.4), SavedSummary { tally: stale(0, 0), ..summary() }), None),
-            (lap(Some(0.4), wrap(Some(1366), 0)), Some("because block 1,366, the first")),
-            (lap(Some(0.99), wrap(Some(1366), 0)), None),
-            (lap(Some(0.4), wrap(Some(1366), 2)), None),
-            (lap(Some(0.4), wrap(None, 0)), None),
-        ] {
+    fn what_is_silent_and_would_not_stay_so_is_said() {
+        let silent = || SavedSummary { first_spike_step: None, laps: Some(0.4), ..summary() };
+        let of = |summary: SavedSummary, next: Option<u64>| {
             let outcome = Outcome::Done { summary: Box::new(summary), gaps: Vec::new() };
-            let point = point("a", 48, outcome);
-            let found = not_yet(&point);
-            match expect {
-                None => assert_eq!(found, None),
-                Some(expect) => assert!(found.as_ref().unwrap().contains(expect), "{found:?}"),
-            }
-        }
+            let mut point = point("a", 48, outcome);
+            point.predicted.next_spike = next.map(Step::new);
+            not_yet(&point)
+        };
+        let note = of(silent(), Some(16)).expect("a note");
+        assert!(note.contains("0.4 laps of the pool. Not cured here, only not yet"), "{note}");
+        assert!(note.ends_with("spikes in step 16"), "{note}");
+        assert_eq!(of(silent(), None), None);
+        let spiked = SavedSummary { first_spike_step: Some(Step::new(2)), ..silent() };
+        assert_eq!(of(spiked, Some(16)), None);
+        let failed = SavedSummary { error: Some("no".to_owned()), ..silent() };
+        assert_eq!(of(failed, Some(16)), None);
         assert_eq!(not_yet(&point("a", 48, Outcome::Pending)), None);
     }
 }
