@@ -1,8 +1,7 @@
 //! `gapscope compare`: where two runs part.
 //!
 //! Settings, the metrics of every step, and the tokens with each log-probability, bit by bit. Time
-//! is never compared, nor when a token was scheduled: two runs whose batches differ and whose
-//! numbers do not are equal.
+//! is never compared. Of a token neither is when it was scheduled, which `pool/*` tells of a step.
 
 mod metrics;
 mod tokens;

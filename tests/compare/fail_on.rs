@@ -59,7 +59,7 @@ fn several_expressions_are_held_apart() {
 
 #[test]
 fn a_metric_without_a_value_holds_nothing_and_is_said() {
-    // No updates clip at an importance cap of this size, and the KL is not asked for.
+    // No KL is asked for.
     let (code, lines) = failing(&[], &["loss/kl<=1e9"]);
     assert_eq!(code, Some(0));
     assert_eq!(lines, ["--fail-on 'loss/kl<=1000000000.0': no data at 3 of 3 place(s)"]);

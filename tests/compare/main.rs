@@ -43,7 +43,7 @@ fn a_run_and_its_repetition_are_equal() {
     assert_eq!(compared(&left, &right, false), expected);
 }
 
-/// The batch is scheduled otherwise, and invariant numerics do not see it.
+/// No address of so small a pool is as wide as 40 bits.
 #[test]
 fn settings_alone_are_no_difference() {
     let change = ["engine.state_index_bits=40", "name=other"];

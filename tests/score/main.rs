@@ -82,7 +82,7 @@ fn random_lines(vocab: u64, count: usize, longest: u64) -> Vec<Line> {
     let line = |index: usize| {
         let len = stream.integer(2, longest);
         let tokens = (0..len).map(|_| stream.integer(0, vocab - 1) as u32).collect();
-        let prompt_len = (index % 3 != 0).then(|| stream.integer(1, len - 1) as usize);
+        let prompt_len = (!index.is_multiple_of(3)).then(|| stream.integer(1, len - 1) as usize);
         Line { id: json!(format!("line {index}")), tokens, prompt_len }
     };
     (0..count).map(line).collect()

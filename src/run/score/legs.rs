@@ -26,7 +26,8 @@ pub(super) struct Scorer {
 enum Forward {
     Trainer(Box<Trainer>),
     Reference(Box<Reference>),
-    Engine { runner: Runner, layout: Layout, first_token_decodes: bool },
+    Prefill(Box<EngineLeg>),
+    Decode(Box<EngineLeg>),
 }
 
 impl Scorer {
@@ -50,7 +51,11 @@ impl Scorer {
                 let layout = engine::layout(&plan, &num, &config.engine)?;
                 let model = Model::load(&plan, &bytes(master));
                 let runner = Runner::new(num, &layout, model, STATE_INDEX_BITS);
-                Forward::Engine { runner, layout, first_token_decodes: leg == Leg::Decode }
+                let engine = Box::new(EngineLeg { runner, layout, contract });
+                match leg {
+                    Leg::Prefill => Forward::Prefill(engine),
+                    _ => Forward::Decode(engine),
+                }
             }
         };
         Ok(Self { forward, contract })
@@ -70,32 +75,32 @@ impl Scorer {
                 };
                 sequences.iter().map(one).collect::<Result<_>>()?
             }
-            Forward::Engine { runner, layout, first_token_decodes } => {
-                let longest = sequences.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
-                let layout = Layout { max_model_len: u32::try_from(longest)?, ..layout.clone() };
-                let scratch = Scratch::new(&layout, sequences.len());
-                let engine = EngineLeg { runner, contract: &self.contract };
-                match first_token_decodes {
-                    true => engine.decode(scratch, sequences),
-                    false => engine.prefill(scratch, sequences),
-                }
-            }
+            Forward::Prefill(engine) => engine.prefill(sequences),
+            Forward::Decode(engine) => engine.decode(sequences),
         })
     }
 }
 
-/// The engine's runner over a private pool.
-struct EngineLeg<'a> {
-    runner: &'a Runner,
-    contract: &'a Contract,
+/// The engine's runner over private pools.
+struct EngineLeg {
+    runner: Runner,
+    layout: Layout,
+    contract: Contract,
 }
 
-impl EngineLeg<'_> {
+impl EngineLeg {
+    /// Room for these sequences and no more.
+    fn scratch(&self, sequences: &[Sequence]) -> Scratch {
+        let longest = sequences.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
+        let max_model_len = u32::try_from(longest).expect("a line has fewer than 2^32 tokens");
+        Scratch::new(&Layout { max_model_len, ..self.layout.clone() }, sequences.len())
+    }
+
     /// Every sequence as one prefill row.
-    fn prefill(&self, mut scratch: Scratch, sequences: &[Sequence]) -> Vec<Vec<LogProb>> {
+    fn prefill(&self, sequences: &[Sequence]) -> Vec<Vec<LogProb>> {
         let feeds: Vec<Feed<'_>> =
             (0..sequences.len()).map(|i| prefill_row(i, &sequences[i].tokens)).collect();
-        let x_th = scratch.feed(self.runner, &feeds, &mut |_| {});
+        let x_th = self.scratch(sequences).feed(&self.runner, &feeds, &mut |_| {});
         let score = |(Sequence { tokens, prompt_len }, x_th): (&Sequence, &[f32])| {
             let width = x_th.len() / tokens.len();
             let rows = &x_th[(prompt_len - 1) * width..(tokens.len() - 1) * width];
@@ -105,36 +110,29 @@ impl EngineLeg<'_> {
     }
 
     /// The prompts as prefill rows, then every later token as a decode row of its own, forced.
-    fn decode(&self, mut scratch: Scratch, sequences: &[Sequence]) -> Vec<Vec<LogProb>> {
+    fn decode(&self, sequences: &[Sequence]) -> Vec<Vec<LogProb>> {
+        let mut scratch = self.scratch(sequences);
         let prompt = |i: usize| prefill_row(i, &sequences[i].tokens[..sequences[i].prompt_len]);
         let mut feeds: Vec<Feed<'_>> = (0..sequences.len()).map(prompt).collect();
         let mut scores = vec![Vec::new(); sequences.len()];
+        // Of every sequence that is still fed.
+        let mut scored = 0;
         while !feeds.is_empty() {
-            let x_th = scratch.feed(self.runner, &feeds, &mut |_| {});
-            let last = |(rows, feed): (&[f32], &Feed<'_>)| {
-                let width = rows.len() / feed.tokens.len();
-                rows[rows.len() - width..].to_vec()
-            };
-            let rows: Vec<f32> =
-                rows_of(&x_th, &feeds).into_iter().zip(&feeds).flat_map(last).collect();
-            let at = |scored: &[Vec<LogProb>], i: usize| sequences[i].prompt_len + scored[i].len();
-            let targets: Vec<TokenId> = feeds
-                .iter()
-                .map(|f| sequences[f.sequence].tokens[at(&scores, f.sequence)])
-                .collect();
-            for (feed, logp) in feeds.iter().zip(self.log_probs(&rows, &targets)) {
+            let x_th = scratch.feed(&self.runner, &feeds, &mut |_| {});
+            let place = |feed: &Feed<'_>| sequences[feed.sequence].prompt_len + scored;
+            let target = |feed: &Feed<'_>| sequences[feed.sequence].tokens[place(feed)];
+            let targets: Vec<TokenId> = feeds.iter().map(target).collect();
+            let logps = self.log_probs(&last_rows(&x_th, &feeds), &targets);
+            for (feed, logp) in feeds.iter().zip(logps) {
                 scores[feed.sequence].push(logp);
             }
-            let next = |feed: Feed<'_>| {
-                let (sequence, end) = (feed.sequence, at(&scores, feed.sequence));
+            let next = |&Feed { sequence, .. }: &Feed<'_>, at: usize| {
                 let tokens = &sequences[sequence].tokens;
-                (end < tokens.len()).then(|| Feed {
-                    sequence,
-                    phase: Phase::Decode,
-                    tokens: &tokens[end - 1..end],
-                })
+                let decoded = |tokens| Feed { sequence, phase: Phase::Decode, tokens };
+                (at + 1 < tokens.len()).then(|| decoded(&tokens[at..=at]))
             };
-            feeds = feeds.drain(..).filter_map(next).collect();
+            feeds = feeds.iter().filter_map(|feed| next(feed, place(feed))).collect();
+            scored += 1;
         }
         scores
     }
@@ -146,7 +144,7 @@ impl EngineLeg<'_> {
             let (mut sampler, logits_tv) = (Sampler::default(), self.runner.logits(rows));
             let each = targets.iter().zip(logits_tv.chunks_exact(self.runner.vocab()));
             let one =
-                |(token, row): (&TokenId, &[f32])| sampler.log_prob(row, *token, self.contract);
+                |(token, row): (&TokenId, &[f32])| sampler.log_prob(row, *token, &self.contract);
             each.map(one).collect::<Vec<_>>()
         };
         let parts = targets.par_chunks(LOGIT_ROWS).zip(x_th.par_chunks(LOGIT_ROWS * width));
@@ -156,6 +154,15 @@ impl EngineLeg<'_> {
 
 fn prefill_row(sequence: usize, tokens: &[TokenId]) -> Feed<'_> {
     Feed { sequence, phase: Phase::Prefill, tokens }
+}
+
+/// The last row of each feed, one after another.
+fn last_rows(x_th: &[f32], feeds: &[Feed<'_>]) -> Vec<f32> {
+    let last = |(rows, feed): (&&[f32], &Feed<'_>)| {
+        let width = rows.len() / feed.tokens.len();
+        rows[rows.len() - width..].to_vec()
+    };
+    rows_of(x_th, feeds).iter().zip(feeds).flat_map(last).collect()
 }
 
 /// Cuts x[T, H] into the feeds' rows.
