@@ -63,6 +63,8 @@ enum Command {
     },
     /// Log-probabilities of given token ids
     Score(Score),
+    /// Measure log-probabilities that others dumped, with both sides' values in the records
+    Audit(Audit),
     /// Throughput of generate, score and train
     Bench {
         #[command(flatten)]
@@ -138,6 +140,28 @@ impl Experiment {
     fn sweep(&self) -> SweepFile<'_> {
         SweepFile { path: &self.file, set: &self.set }
     }
+}
+
+#[derive(Args)]
+struct Audit {
+    /// Dumps or folders of them: train_data_stepN.jsonl, token_exports, run folders
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    rollouts: Vec<PathBuf>,
+    /// What wrote them [default: as their keys tell]
+    #[arg(long, value_parser = ["nemo-rl", "prime-rl", "native"])]
+    format: Option<String>,
+    /// End with exit code 3 if this holds in a step: finding, or such as 'gap/k3_mean>1e-3'
+    #[arg(long, value_name = "EXPR")]
+    fail_on: Vec<String>,
+    /// The largest |d| that is healthy, nats [default: 1; a run's own for run folders]
+    #[arg(long, value_name = "NATS")]
+    floor: Option<f64>,
+    /// Compare sides whose temperature or logprobs mode differ
+    #[arg(long)]
+    allow_unlike: bool,
+    /// Where audit.json and steps.jsonl go
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -221,6 +245,7 @@ fn message(error: &anyhow::Error) -> String {
 /// Does what was asked and returns what there is to say about it.
 fn execute(command: Command) -> Result<Done> {
     let text = match command {
+        Command::Audit(asked) => return audit(&asked),
         Command::Run { experiment, out, dry_run, fail_on } => {
             return run_once(&experiment.load()?, out, dry_run, &fail_on);
         }
@@ -248,6 +273,20 @@ fn execute(command: Command) -> Result<Done> {
         Command::Config { defaults: _ } => config::defaults_text(),
     };
     Ok(text.into())
+}
+
+fn audit(asked: &Audit) -> Result<Done> {
+    let Audit { rollouts, format, fail_on, floor, allow_unlike, out } = asked;
+    let audited = run::audit(&run::Audit {
+        rollouts,
+        format: format.as_deref(),
+        fail_on,
+        floor: *floor,
+        allow_unlike: *allow_unlike,
+        out: out.as_deref(),
+    })?;
+    let code = if audited.failed { ExitCode::from(3) } else { ExitCode::SUCCESS };
+    Ok(Done { code, ..audited.text.into() })
 }
 
 fn run_once(

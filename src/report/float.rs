@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// A finite float is written as a number, any other as the string `"NaN"`, `"inf"` or `"-inf"`,
 /// so that it is neither lost nor taken for an absent value (`null`).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct JsonFloat(pub f64);
+pub struct JsonFloat(pub f64);
 
 impl Serialize for JsonFloat {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

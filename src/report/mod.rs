@@ -18,6 +18,7 @@ pub mod sweep;
 pub mod tensorboard;
 
 pub use error::ReportError;
+pub use float::JsonFloat;
 pub use folder::RunFolder;
 pub use json::{write_json, StepLog};
 pub use rows::{read_rows, StepRow};

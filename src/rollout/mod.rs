@@ -5,6 +5,7 @@ mod arithmetic;
 mod command;
 mod decimal;
 mod error;
+pub mod import;
 mod jsonl;
 mod record;
 mod reward;

@@ -1,5 +1,6 @@
 //! The loop. The only room that reads the clock.
 
+mod audit;
 mod bench;
 mod compare;
 mod describe;
@@ -18,6 +19,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
+pub use audit::{audit, Audit, Audited};
 pub use bench::bench;
 pub use compare::{compare, RunDifference};
 pub use describe::{describe_model, dry_run};

@@ -1,0 +1,323 @@
+//! From a line to a rollout: ids first, then lengths, then what the numbers are of, then numbers.
+
+use super::column::Column;
+use super::raw::Raw;
+use super::values::Checks;
+use super::{Format, RecordProblem, Source};
+use crate::base::{Contract, EngineStep, LogProb, LogprobsMode, RequestId, TokenId, WeightVersion};
+use crate::engine::{Completion, FinishReason, Phase, SampledToken};
+use crate::rollout::Rollout;
+
+/// One record, with what was found of it before any number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Imported {
+    /// The completion begins at the first token that the loss mask counts; what stands before it
+    /// is the prompt. Of the engine nothing is known but its samples. `prompt_id` is prime-rl's
+    /// rank or 0, `rollout_idx` the dump's own index or the line's.
+    pub rollout: Rollout,
+    /// Counted from 1.
+    pub line: u64,
+    pub checks: Checks,
+}
+
+/// Which side of a comparison a key belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Infer,
+    Train,
+}
+
+/// A record whose keys have been found, whatever the format calls them.
+struct Parts {
+    id: RequestId,
+    token_ids: Vec<TokenId>,
+    trainer_token_ids: Option<Vec<TokenId>>,
+    mask: Vec<bool>,
+    infer: Column,
+    train: Column,
+    /// Keys of the mask and both sides, for messages.
+    keys: [&'static str; 3],
+    /// Tokens that are not padding.
+    length: Option<usize>,
+    checks: Checks,
+}
+
+pub(super) fn import(
+    mut raw: Raw,
+    source: &Source,
+    line: u64,
+    strict: bool,
+) -> Result<Imported, RecordProblem> {
+    let contract = contract(&raw, strict)?;
+    let mut parts = match source.format {
+        Format::NemoRl => nemo_rl(&mut raw, source, line)?,
+        Format::PrimeRl => prime_rl(&mut raw, source, line)?,
+    };
+    same_ids(&parts)?;
+    same_lengths(&parts)?;
+    parts.checks.records = 1;
+    parts.checks.unknown_contracts = u64::from(contract.is_none());
+    if source.format == Format::NemoRl && parts.mask.first() == Some(&true) {
+        parts.mask[0] = false;
+        parts.checks.first_tokens = 1;
+    }
+    Ok(rollout(parts, contract.unwrap_or(Contract::PLAIN), line))
+}
+
+fn nemo_rl(raw: &mut Raw, source: &Source, line: u64) -> Result<Parts, RecordProblem> {
+    let need = |key, column: Option<Column>| needed(Format::NemoRl, key, column);
+    let index = match raw.idx.take() {
+        Some(column) => count("idx", &column, u64::from(u32::MAX))?,
+        None => line - 1,
+    };
+    let length = match raw.input_lengths.take() {
+        Some(column) => Some(count("input_lengths", &column, u64::from(u32::MAX))? as usize),
+        None => None,
+    };
+    let mut mask = mask("token_loss_mask", &need("token_loss_mask", raw.token_loss_mask.take())?)?;
+    let mut checks = Checks::default();
+    if let Some(column) = raw.sample_loss_mask.take() {
+        if self::mask("sample_loss_mask", &column)?.contains(&false) {
+            checks.masked_records = 1;
+            mask.fill(false);
+        }
+    }
+    Ok(Parts {
+        id: RequestId::new(source.step.get(), 0, index as u32),
+        token_ids: ids("token_ids", &need("token_ids", raw.token_ids.take())?)?,
+        trainer_token_ids: trainer_ids(raw)?,
+        mask,
+        infer: need("generation_logprobs", raw.generation_logprobs.take())?,
+        train: need("prev_logprobs", raw.prev_logprobs.take())?,
+        keys: ["token_loss_mask", "generation_logprobs", "prev_logprobs"],
+        length,
+        checks,
+    })
+}
+
+fn prime_rl(raw: &mut Raw, source: &Source, line: u64) -> Result<Parts, RecordProblem> {
+    let need = |key, column: Option<Column>| needed(Format::PrimeRl, key, column);
+    if let Some(found) = raw.schema_version.filter(|&version| version != 1) {
+        return Err(RecordProblem::Schema { found });
+    }
+    let expected = source.step.get();
+    if let Some(found) = raw.export_step.or(raw.step).filter(|&step| step != expected) {
+        return Err(RecordProblem::OtherStep { found, expected });
+    }
+    let index = raw.export_sequence_idx.unwrap_or((line - 1) as u32);
+    Ok(Parts {
+        id: RequestId::new(expected, raw.rank.unwrap_or(0), index),
+        token_ids: ids("token_ids", &need("token_ids", raw.token_ids.take())?)?,
+        trainer_token_ids: trainer_ids(raw)?,
+        mask: mask("loss_mask", &need("loss_mask", raw.loss_mask.take())?)?,
+        infer: need("inference_logprobs", raw.inference_logprobs.take())?,
+        train: need("trainer_logprobs", raw.trainer_logprobs.take())?,
+        keys: ["loss_mask", "inference_logprobs", "trainer_logprobs"],
+        length: None,
+        checks: Checks::default(),
+    })
+}
+
+fn same_ids(parts: &Parts) -> Result<(), RecordProblem> {
+    let Some(trainer) = &parts.trainer_token_ids else { return Ok(()) };
+    let engine = &parts.token_ids;
+    let at = std::iter::zip(engine, trainer).take_while(|(a, b)| a == b).count();
+    if at == engine.len() && at == trainer.len() {
+        return Ok(());
+    }
+    Err(RecordProblem::TokenIds(format!(
+        "lengths {} and {}, first difference at {at}: inference {}, trainer {}",
+        engine.len(),
+        trainer.len(),
+        around(engine, at),
+        around(trainer, at)
+    )))
+}
+
+/// Up to two ids on each side of `at`, and the one there in brackets.
+fn around(ids: &[TokenId], at: usize) -> String {
+    let shown = (at.saturating_sub(2)..=at + 2).filter_map(|place| match ids.get(place) {
+        Some(id) if place == at => Some(format!("[{id}]")),
+        Some(id) => Some(id.to_string()),
+        None => (place == at).then(|| "[end]".to_owned()),
+    });
+    shown.collect::<Vec<_>>().join(" ")
+}
+
+fn same_lengths(parts: &Parts) -> Result<(), RecordProblem> {
+    let tokens = parts.token_ids.len();
+    let found = [parts.mask.len(), parts.infer.cells.len(), parts.train.cells.len()];
+    for (key, found) in std::iter::zip(parts.keys, found) {
+        if found != tokens {
+            return Err(RecordProblem::Length { key, tokens, found });
+        }
+    }
+    let Some(length) = parts.length else { return Ok(()) };
+    if length > tokens {
+        return Err(RecordProblem::Length { key: "input_lengths", tokens, found: length });
+    }
+    match parts.mask[length..].iter().position(|&counted| counted) {
+        Some(at) => Err(RecordProblem::MaskedPadding { at: length + at, length }),
+        None => Ok(()),
+    }
+}
+
+fn rollout(parts: Parts, contract: Contract, line: u64) -> Imported {
+    let Parts { id, token_ids, mask, infer, train, length, mut checks, .. } = parts;
+    let end = length.unwrap_or(token_ids.len());
+    let start = mask.iter().position(|&counted| counted).unwrap_or(end);
+    let mut take = |side: Side, cells: &[Option<f64>]| -> Vec<LogProb> {
+        let counts = match side {
+            Side::Infer => &mut checks.infer,
+            Side::Train => &mut checks.train,
+        };
+        let values: Vec<LogProb> =
+            (start..end).map(|at| counts.take(cells[at], mask[at])).collect();
+        let counted = (start..end).rev().filter(|&at| mask[at]);
+        counts.look_at_tail(counted.map(|at| values[at - start]));
+        values
+    };
+    let infer = take(Side::Infer, &infer.cells);
+    let train = take(Side::Train, &train.cells);
+    let completion = Completion {
+        id,
+        prompt: token_ids[..start].to_vec(),
+        tokens: std::iter::zip(&token_ids[start..end], infer).map(sampled).collect(),
+        finish_reason: FinishReason::Length,
+        contract,
+        weight_version: WeightVersion::new(0),
+        engine_fingerprint: 0,
+        lives: Vec::new(),
+        preemptions: 0,
+        cached_tokens: 0,
+    };
+    let rollout = Rollout {
+        completion,
+        prompt_text: String::new(),
+        completion_text: String::new(),
+        reward: 0.0,
+        advantage: 0.0,
+        loss_mask: mask[start..end].to_vec(),
+        prefill: None,
+        trainer: Some(train.into_iter().map(Some).collect()),
+        reference: None,
+        trainer_fingerprint: None,
+    };
+    Imported { rollout, line, checks }
+}
+
+/// A token of which nothing is known but its log-probability.
+fn sampled((&token, logp): (&TokenId, LogProb)) -> SampledToken {
+    SampledToken {
+        token,
+        logp,
+        engine_step: EngineStep::new(0),
+        phase: Phase::Decode,
+        scheduled_tokens: 0,
+        computed_tokens: 0,
+        batch_row: 0,
+        batch_rows: 0,
+    }
+}
+
+/// Of what both sides' log-probabilities are; `None` where the record does not say it of both.
+fn contract(raw: &Raw, strict: bool) -> Result<Option<Contract>, RecordProblem> {
+    let side = |key, temperature: Option<f64>, mode_key, mode: &Option<String>| {
+        let logprobs_mode = match mode.as_deref() {
+            None => None,
+            Some("raw_logprobs") => Some(LogprobsMode::RawLogprobs),
+            Some("processed_logprobs") => Some(LogprobsMode::ProcessedLogprobs),
+            Some(found) => {
+                return Err(RecordProblem::Mode { key: mode_key, found: found.to_owned() })
+            }
+        };
+        if let Some(found) = temperature.filter(|t| !(t.is_finite() && *t >= 0.0)) {
+            return Err(RecordProblem::Temperature { key, found });
+        }
+        if temperature.is_none() && logprobs_mode.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Contract {
+            // A temperature alone is named because it was applied.
+            logprobs_mode: logprobs_mode.unwrap_or(LogprobsMode::ProcessedLogprobs),
+            temperature: temperature.unwrap_or(1.0) as f32,
+            ..Contract::PLAIN
+        }))
+    };
+    let infer = side(
+        "inference_temperature",
+        raw.inference_temperature,
+        "inference_logprobs_mode",
+        &raw.inference_logprobs_mode,
+    )?;
+    let train = side(
+        "trainer_temperature",
+        raw.trainer_temperature,
+        "trainer_logprobs_mode",
+        &raw.trainer_logprobs_mode,
+    )?;
+    let (Some(infer), Some(train)) = (infer, train) else { return Ok(None) };
+    let both_raw = infer.scores_raw_logits() && train.scores_raw_logits();
+    let alike = both_raw
+        || (infer.scores_raw_logits() == train.scores_raw_logits()
+            && infer.temperature == train.temperature);
+    if strict && !alike {
+        return Err(RecordProblem::Unlike { infer: shown(&infer), train: shown(&train) });
+    }
+    Ok(Some(infer))
+}
+
+fn shown(contract: &Contract) -> String {
+    match contract.scores_raw_logits() {
+        true => "raw (before temperature)".to_owned(),
+        false => format!("after temperature {}", contract.temperature),
+    }
+}
+
+fn needed(
+    format: Format,
+    key: &'static str,
+    column: Option<Column>,
+) -> Result<Column, RecordProblem> {
+    column.ok_or(RecordProblem::MissingKey { key, format: format.name() })
+}
+
+fn trainer_ids(raw: &mut Raw) -> Result<Option<Vec<TokenId>>, RecordProblem> {
+    raw.trainer_token_ids.take().map(|column| ids("trainer_token_ids", &column)).transpose()
+}
+
+fn ids(key: &'static str, column: &Column) -> Result<Vec<TokenId>, RecordProblem> {
+    let id = |(at, cell): (usize, &Option<f64>)| match whole(*cell, u64::from(u32::MAX)) {
+        Some(id) => Ok(TokenId::new(id as u32)),
+        None => Err(RecordProblem::NotAnId { key, at, found: cell_text(*cell) }),
+    };
+    column.cells.iter().enumerate().map(id).collect()
+}
+
+fn mask(key: &'static str, column: &Column) -> Result<Vec<bool>, RecordProblem> {
+    let counted = |(at, cell): (usize, &Option<f64>)| match whole(*cell, 1) {
+        Some(value) => Ok(value == 1),
+        None => Err(RecordProblem::NotAMask { key, at, found: cell_text(*cell) }),
+    };
+    column.cells.iter().enumerate().map(counted).collect()
+}
+
+fn count(key: &'static str, column: &Column, limit: u64) -> Result<u64, RecordProblem> {
+    let found = match column.cells[..] {
+        [cell] => match whole(cell, limit) {
+            Some(value) => return Ok(value),
+            None => cell_text(cell),
+        },
+        ref cells => format!("a list of {}", cells.len()),
+    };
+    Err(RecordProblem::NotACount { key, found, limit })
+}
+
+fn whole(cell: Option<f64>, limit: u64) -> Option<u64> {
+    let value = cell.filter(|value| value.fract() == 0.0 && *value >= 0.0)?;
+    (value <= limit as f64).then_some(value as u64)
+}
+
+fn cell_text(cell: Option<f64>) -> String {
+    cell.map_or("null".to_owned(), |value| value.to_string())
+}

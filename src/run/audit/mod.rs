@@ -1,0 +1,185 @@
+//! Log-probabilities that others produced: checks first, then the measures, step by step.
+//!
+//! One step is held at a time, and of it 16 bytes a token: quantiles need every |d|.
+
+mod fail_on;
+mod native;
+mod step;
+mod text;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, Context, Result};
+use serde::Serialize;
+
+use self::fail_on::FailOn;
+use self::step::{StepAudit, StepRow};
+use crate::base::Step;
+use crate::gap::{self, Legs, Pairs};
+use crate::report::{write_json, StepLog};
+use crate::rollout::import::{self, Source};
+
+/// The floor of dumps that state none, nats: a factor of e in probability. Healthy bf16 engines
+/// stay below it but for single tokens (torchtitan reports 1.56 as the largest of a run).
+const FOREIGN_FLOOR: f64 = 1.0;
+
+/// What to audit, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Audit<'a> {
+    /// Files and folders of dumps, and run folders.
+    pub rollouts: &'a [PathBuf],
+    /// `nemo-rl`, `prime-rl` or `native`; found out where it is absent.
+    pub format: Option<&'a str>,
+    /// `finding`, or such as `gap/k3_mean>1e-3`.
+    pub fail_on: &'a [String],
+    /// Compares two sides whose temperature or mode differ all the same.
+    pub allow_unlike: bool,
+    /// The largest |d| that is healthy, nats.
+    pub floor: Option<f64>,
+    /// Where `audit.json` and `steps.jsonl` go.
+    pub out: Option<&'a Path>,
+}
+
+/// What an audit has to say.
+#[derive(Clone, Debug)]
+pub struct Audited {
+    pub text: String,
+    /// Whether one of the conditions held.
+    pub failed: bool,
+}
+
+/// Reads, checks and measures.
+///
+/// # Errors
+/// A condition that cannot be read; an input that is missing, broken, of an unknown format, or
+/// whose two sides are not of the same tokens; a folder that cannot be written.
+pub fn audit(asked: &Audit) -> Result<Audited> {
+    let known = gap::measures(&no_pairs(), 0.0);
+    let mut conditions: Vec<FailOn> = asked
+        .fail_on
+        .iter()
+        .map(|expression| FailOn::parse(expression, &known))
+        .collect::<Result<_>>()?;
+    if let Some(floor) = asked.floor.filter(|floor| !(floor.is_finite() && *floor >= 0.0)) {
+        bail!("--floor {floor} is not a finite number of nats from 0 on");
+    }
+    let Inputs { inputs, notes } = inputs(asked)?;
+    let mut log = asked.out.map(create).transpose()?;
+    let mut rows: Vec<StepRow> = Vec::new();
+    for of_step in inputs.chunk_by(|a, b| a.step() == b.step()) {
+        let mut step = StepAudit::new(of_step[0].step());
+        for input in of_step {
+            step.read(input, !asked.allow_unlike)?;
+        }
+        let floor = asked.floor.unwrap_or_else(|| floor_of(of_step));
+        let row = step.finish(floor, &mut conditions);
+        if let Some(log) = &mut log {
+            let values = row.metrics.0.iter().map(|metric| (metric.tag(), metric.value));
+            let values: Vec<_> = values.collect();
+            let values = values.iter().map(|(tag, value)| (tag.as_str(), *value));
+            log.append(row.step, values)?;
+        }
+        rows.push(row);
+    }
+    let report = Report { schema: 1, inputs: &shown(&inputs), notes, steps: rows, conditions };
+    if let Some(out) = asked.out {
+        write_json(&out.join("audit.json"), &report)?;
+    }
+    let failed = report.conditions.iter().any(|condition| condition.held_in.is_some());
+    Ok(Audited { text: text::text(&report), failed })
+}
+
+/// `audit.json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    inputs: &'a [Shown],
+    notes: Vec<String>,
+    steps: Vec<StepRow>,
+    #[serde(rename = "fail_on")]
+    conditions: Vec<FailOn>,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    path: PathBuf,
+    format: &'static str,
+    step: Step,
+}
+
+/// What one step is read from.
+enum Input {
+    Dump(Source),
+    Native { root: PathBuf, step: Step },
+}
+
+impl Input {
+    fn step(&self) -> Step {
+        match self {
+            Self::Dump(source) => source.step,
+            Self::Native { step, .. } => *step,
+        }
+    }
+}
+
+struct Inputs {
+    /// Sorted by step.
+    inputs: Vec<Input>,
+    notes: Vec<String>,
+}
+
+fn inputs(asked: &Audit) -> Result<Inputs> {
+    let is_native = |path: &PathBuf| match asked.format {
+        Some(format) => format == "native",
+        None => native::is_run(path),
+    };
+    let (runs, dumps): (Vec<PathBuf>, Vec<PathBuf>) =
+        asked.rollouts.iter().cloned().partition(is_native);
+    let format = match asked.format {
+        None | Some("native") => None,
+        Some(name) => Some(name.parse().map_err(anyhow::Error::msg)?),
+    };
+    let found = import::find(&dumps, format)?;
+    let mut inputs: Vec<Input> = found.sources.into_iter().map(Input::Dump).collect();
+    for root in runs {
+        if !native::is_run(&root) {
+            bail!("{} is not a run folder: it has no config.json or no tokens", root.display());
+        }
+        let steps = native::steps(&root)?;
+        inputs.extend(steps.into_iter().map(|step| Input::Native { root: root.clone(), step }));
+    }
+    inputs.sort_by_key(Input::step);
+    let note = |path: &PathBuf| format!("{} left out: no STABLE marker", path.display());
+    Ok(Inputs { inputs, notes: found.unstable.iter().map(note).collect() })
+}
+
+fn shown(inputs: &[Input]) -> Vec<Shown> {
+    let one = |input: &Input| match input {
+        Input::Dump(Source { path, format, step }) => {
+            Shown { path: path.clone(), format: format.name(), step: *step }
+        }
+        Input::Native { root, step } => Shown { path: root.clone(), format: "native", step: *step },
+    };
+    inputs.iter().map(one).collect()
+}
+
+fn floor_of(inputs: &[Input]) -> f64 {
+    let floors = inputs.iter().map(|input| match input {
+        Input::Dump(_) => FOREIGN_FLOOR,
+        Input::Native { root, .. } => native::floor(root),
+    });
+    floors.fold(0.0, f64::max)
+}
+
+fn create(out: &Path) -> Result<StepLog> {
+    if out.join("audit.json").exists() {
+        bail!("{} already holds an audit; pass another --out", out.display());
+    }
+    std::fs::create_dir_all(out)
+        .with_context(|| format!("cannot make {}; pass another --out", out.display()))?;
+    Ok(StepLog::create(&out.join("steps.jsonl"))?)
+}
+
+fn no_pairs() -> Pairs {
+    Pairs { legs: Legs::DecodeTrainer, sequences: Vec::new() }
+}
