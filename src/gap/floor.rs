@@ -27,21 +27,19 @@ pub struct WorstToken {
 /// before all others, equal ones stay in record order.
 #[must_use]
 pub fn worst(pairs: &Pairs, n: usize) -> Vec<WorstToken> {
-    let mut tokens: Vec<WorstToken> = pairs
-        .sequences
-        .iter()
-        .flat_map(|sequence| {
-            sequence.tokens.iter().map(|&paired| WorstToken {
-                request: sequence.request,
-                slot: sequence.slot,
-                paired,
-                gap: paired.gap(),
-            })
-        })
-        .collect();
-    tokens.sort_by(|a, b| b.gap.total_cmp(&a.gap));
-    tokens.truncate(n);
-    tokens
+    let mut worst: Vec<WorstToken> = Vec::new();
+    for sequence in &pairs.sequences {
+        for &paired in &sequence.tokens {
+            let gap = paired.gap();
+            let at = worst.partition_point(|token| token.gap.total_cmp(&gap).is_ge());
+            if at < n {
+                let (request, slot) = (sequence.request, sequence.slot);
+                worst.insert(at, WorstToken { request, slot, paired, gap });
+                worst.truncate(n);
+            }
+        }
+    }
+    worst
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub fn lag_scores<'a>(sequences: impl Iterator<Item = &'a Sequence> + Clone) -> 
 }
 
 fn lag_score<'a>(sequences: impl Iterator<Item = &'a Sequence>, lag: i64) -> Option<LagScore> {
-    let (mut shifted, mut by_infer, mut by_train) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut pairs, mut shifted, mut by_infer, mut by_train) = (0, 0.0, 0.0, 0.0);
     for sequence in sequences {
         let tokens: Vec<_> = sequence.finite().collect();
         for train in &tokens {
@@ -45,16 +45,17 @@ fn lag_score<'a>(sequences: impl Iterator<Item = &'a Sequence>, lag: i64) -> Opt
             let Ok(at) = found else { continue };
             let infer = tokens[at];
             let difference = f64::from(train.train.get()) - f64::from(infer.infer.get());
-            shifted.push(difference.abs());
-            by_infer.push(infer.d().abs());
-            by_train.push(train.d().abs());
+            pairs += 1;
+            shifted += difference.abs();
+            by_infer += infer.d().abs();
+            by_train += train.d().abs();
         }
     }
-    Some(LagScore {
+    (pairs > 0).then(|| LagScore {
         lag,
-        pairs: shifted.len() as u64,
-        abs_diff_mean: stats::mean(&shifted)?,
-        unshifted_abs_diff_mean: stats::mean(&by_infer)?.min(stats::mean(&by_train)?),
+        pairs,
+        abs_diff_mean: shifted / pairs as f64,
+        unshifted_abs_diff_mean: by_infer.min(by_train) / pairs as f64,
     })
 }
 
