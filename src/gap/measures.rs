@@ -16,7 +16,7 @@ pub fn measures(pairs: &Pairs, floor: f64) -> Table {
         differences(&tokens),
         divergences(&tokens),
         ratios(&tokens),
-        probabilities(&tokens),
+        probabilities(tokens),
         exactness(pairs),
         sequences::values(pairs),
         place::values(pairs, floor),
@@ -47,7 +47,6 @@ struct Tokens {
     infer: Vec<f64>,
     train: Vec<f64>,
     d: Vec<f64>,
-    abs: Vec<f64>,
 }
 
 impl Tokens {
@@ -57,12 +56,11 @@ impl Tokens {
             infer: column(|token| f64::from(token.infer.get())),
             train: column(|token| f64::from(token.train.get())),
             d: column(PairedToken::d),
-            abs: column(|token| token.d().abs()),
         }
     }
 
     fn mean_of_d(&self, term: impl Fn(f64) -> f64) -> Option<f64> {
-        stats::mean(&self.d.iter().map(|&d| term(d)).collect::<Vec<_>>())
+        stats::mean_of(self.d.iter().map(|&d| term(d)))
     }
 }
 
@@ -86,18 +84,20 @@ fn counts(pairs: &Pairs, floor: f64) -> Values {
 }
 
 fn differences(tokens: &Tokens) -> Values {
-    let mut sorted = tokens.abs.clone();
-    sorted.sort_by(f64::total_cmp);
-    let low: Vec<f64> = std::iter::zip(&tokens.infer, &tokens.abs)
+    let mut abs: Vec<f64> = tokens.d.iter().map(|d| d.abs()).collect();
+    let low: Vec<f64> = std::iter::zip(&tokens.infer, &abs)
         .filter(|(infer, _)| infer.exp() < 0.01)
         .map(|(_, &abs)| abs)
         .collect();
-    let quantile = |q| stats::quantile(&sorted, q);
-    let share_over = |bound| stats::fraction(&tokens.abs, |abs| abs > bound);
+    // Sums are in record order, so they come before the sort.
+    let (mean, std) = (stats::mean(&abs), stats::std(&abs));
+    abs.sort_unstable_by(f64::total_cmp);
+    let quantile = |q| stats::quantile(&abs, q);
+    let share_over = |bound| stats::fraction(&abs, |abs| abs > bound);
     vec![
-        ("logp_abs_diff_mean", stats::mean(&tokens.abs)),
-        ("logp_abs_diff_std", stats::std(&tokens.abs)),
-        ("logp_abs_diff_max", sorted.last().copied()),
+        ("logp_abs_diff_mean", mean),
+        ("logp_abs_diff_std", std),
+        ("logp_abs_diff_max", abs.last().copied()),
         ("logp_abs_diff_p50", quantile(0.5)),
         ("logp_abs_diff_p95", quantile(0.95)),
         ("logp_abs_diff_p99", quantile(0.99)),
@@ -160,20 +160,23 @@ fn ratios(tokens: &Tokens) -> Values {
     ]
 }
 
-fn probabilities(tokens: &Tokens) -> Values {
-    let infer: Vec<f64> = tokens.infer.iter().map(|logp| logp.exp()).collect();
-    let train: Vec<f64> = tokens.train.iter().map(|logp| logp.exp()).collect();
+fn probabilities(tokens: Tokens) -> Values {
+    let Tokens { infer, train, .. } = tokens;
+    let logp_pearson = stats::pearson(&infer, &train);
+    let confident_wrong = std::iter::zip(&infer, &train)
+        .filter(|(&infer, &train)| is_confident_wrong(infer, train))
+        .count();
+    let confident_wrong = (!infer.is_empty()).then_some(confident_wrong as f64);
+    let exp = |logps: Vec<f64>| logps.into_iter().map(f64::exp).collect::<Vec<_>>();
+    let (infer, train) = (exp(infer), exp(train));
     let abs: Vec<f64> =
         infer.iter().zip(&train).map(|(infer, train)| (train - infer).abs()).collect();
-    let confident_wrong = std::iter::zip(&tokens.infer, &tokens.train)
-        .filter(|(&infer, &train)| is_confident_wrong(infer, train));
-    let confident_wrong = (!abs.is_empty()).then(|| confident_wrong.count() as f64);
     vec![
         ("prob_abs_diff_mean", stats::mean(&abs)),
         ("prob_abs_diff_std", stats::std(&abs)),
         ("prob_abs_diff_max", stats::max(&abs)),
         ("prob_pearson", stats::pearson(&infer, &train)),
-        ("logp_pearson", stats::pearson(&tokens.infer, &tokens.train)),
+        ("logp_pearson", logp_pearson),
         ("confident_wrong", confident_wrong),
     ]
 }

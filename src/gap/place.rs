@@ -39,11 +39,12 @@ fn lag_score<'a>(sequences: impl Iterator<Item = &'a Sequence>, lag: i64) -> Opt
     let (mut pairs, mut shifted, mut by_infer, mut by_train) = (0, 0.0, 0.0, 0.0);
     for sequence in sequences {
         let tokens: Vec<_> = sequence.finite().collect();
+        let mut later = tokens.iter().peekable();
         for train in &tokens {
             let wanted = i64::from(train.index.get()) + lag;
-            let found = tokens.binary_search_by_key(&wanted, |token| i64::from(token.index.get()));
-            let Ok(at) = found else { continue };
-            let infer = tokens[at];
+            while later.next_if(|token| i64::from(token.index.get()) < wanted).is_some() {}
+            let reached = later.peek().filter(|token| i64::from(token.index.get()) == wanted);
+            let Some(infer) = reached else { continue };
             let difference = f64::from(train.train.get()) - f64::from(infer.infer.get());
             pairs += 1;
             shifted += difference.abs();

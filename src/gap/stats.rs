@@ -2,14 +2,19 @@
 
 /// Sum in order, over n.
 pub fn mean(values: &[f64]) -> Option<f64> {
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    mean_of(values.iter().copied())
+}
+
+/// As [`mean`], of values that are not kept.
+pub fn mean_of(values: impl ExactSizeIterator<Item = f64>) -> Option<f64> {
+    let n = values.len();
+    (n > 0).then(|| values.sum::<f64>() / n as f64)
 }
 
 /// Population standard deviation (divisor n), in two passes; 0 for one value.
 pub fn std(values: &[f64]) -> Option<f64> {
     let center = mean(values)?;
-    let squares: Vec<f64> = values.iter().map(|value| (value - center).powi(2)).collect();
-    mean(&squares).map(f64::sqrt)
+    mean_of(values.iter().map(|value| (value - center).powi(2))).map(f64::sqrt)
 }
 
 /// The largest value.
@@ -43,8 +48,8 @@ pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
 /// ln(mean(exp(values))), exact where all values are equal and without overflow.
 pub fn log_mean_exp(values: &[f64]) -> Option<f64> {
     let largest = max(values)?;
-    let scaled: Vec<f64> = values.iter().map(|value| (value - largest).exp_m1()).collect();
-    mean(&scaled).map(|mean| largest + mean.ln_1p())
+    let scaled = values.iter().map(|value| (value - largest).exp_m1());
+    mean_of(scaled).map(|mean| largest + mean.ln_1p())
 }
 
 /// The effective sample size of the weights exp(`log_weights`) as a share of n: (sum w)^2 / (n sum
