@@ -65,7 +65,7 @@ fn a_spoiled_record_is_named_by_line() {
         (
             "\"prev_logprobs\": [[",
             "\"prev_logprobs\": [[1], [",
-            "column 290: not a record: 2 lists where one sample has one",
+            "column 347: not a record: 2 lists where one sample has one",
         ),
     ] {
         let spoiled = nemo(1, &SIDES).replacen(from, to, 1);
@@ -88,7 +88,9 @@ fn a_file_that_is_no_dump_is_named() {
         ),
         (
             [&nemo(0, &SIDES), cut].concat(),
-            "FILE, line 2: column 150: not a record: EOF while parsing a value".to_owned(),
+            "FILE, line 2: column 150: not a record: EOF while parsing a string; \
+             the line ends within the record, as where a dump was cut off"
+                .to_owned(),
         ),
         ("words\n".into(), "FILE, line 1: column 1: not a record: expected value".into()),
         ("[1, 2]\n".into(), "FILE, line 1: not a JSON object; one record is one object".into()),

@@ -71,7 +71,10 @@ fn parse<'de, T: Deserialize<'de>>(content: &'de [u8]) -> Result<T, RecordProble
     serde_json::from_slice(content).map_err(|error| {
         let text = error.to_string();
         // The position in serde's message is within the line; it is said here as the file's.
-        let reason = text.split(" at line ").next().unwrap_or(&text).to_owned();
+        let mut reason = text.split(" at line ").next().unwrap_or(&text).to_owned();
+        if error.is_eof() {
+            reason += "; the line ends within the record, as where a dump was cut off";
+        }
         RecordProblem::NotJson { column: error.column(), reason }
     })
 }
