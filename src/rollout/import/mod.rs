@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 pub use error::{ImportError, RecordProblem};
 pub use find::{find, Found, Source};
-pub use record::{Imported, Side};
+pub use record::Imported;
 pub use values::{Checks, SideChecks};
 
 use self::line::Lines;

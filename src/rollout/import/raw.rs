@@ -60,12 +60,8 @@ pub(super) fn sniff(content: &[u8]) -> Result<Result<Format, Vec<String>>, Recor
 }
 
 fn parse<'de, T: Deserialize<'de>>(content: &'de [u8]) -> Result<T, RecordProblem> {
-    if content
-        .trim_ascii_start()
-        .first()
-        .is_some_and(|&first| b"[\"0123456789-tfn".contains(&first))
-        && serde_json::from_slice::<IgnoredAny>(content).is_ok()
-    {
+    let is_object = content.trim_ascii_start().starts_with(b"{");
+    if !is_object && serde_json::from_slice::<IgnoredAny>(content).is_ok() {
         return Err(RecordProblem::NotAnObject);
     }
     serde_json::from_slice(content).map_err(|error| {

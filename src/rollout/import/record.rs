@@ -2,7 +2,7 @@
 
 use super::column::Column;
 use super::raw::Raw;
-use super::values::Checks;
+use super::values::{Checks, SideChecks};
 use super::{Format, RecordProblem, Source};
 use crate::base::{Contract, EngineStep, LogProb, LogprobsMode, RequestId, TokenId, WeightVersion};
 use crate::engine::{Completion, FinishReason, Phase, SampledToken};
@@ -18,13 +18,6 @@ pub struct Imported {
     /// Counted from 1.
     pub line: u64,
     pub checks: Checks,
-}
-
-/// Which side of a comparison a key belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    Infer,
-    Train,
 }
 
 /// A record whose keys have been found, whatever the format calls them.
@@ -166,19 +159,15 @@ fn rollout(parts: Parts, contract: Contract, line: u64) -> Imported {
     let Parts { id, token_ids, mask, infer, train, length, mut checks, .. } = parts;
     let end = length.unwrap_or(token_ids.len());
     let start = mask.iter().position(|&counted| counted).unwrap_or(end);
-    let mut take = |side: Side, cells: &[Option<f64>]| -> Vec<LogProb> {
-        let counts = match side {
-            Side::Infer => &mut checks.infer,
-            Side::Train => &mut checks.train,
-        };
+    let take = |counts: &mut SideChecks, cells: &[Option<f64>]| -> Vec<LogProb> {
         let values: Vec<LogProb> =
             (start..end).map(|at| counts.take(cells[at], mask[at])).collect();
         let counted = (start..end).rev().filter(|&at| mask[at]);
         counts.look_at_tail(counted.map(|at| values[at - start]));
         values
     };
-    let infer = take(Side::Infer, &infer.cells);
-    let train = take(Side::Train, &train.cells);
+    let infer = take(&mut checks.infer, &infer.cells);
+    let train = take(&mut checks.train, &train.cells);
     let completion = Completion {
         id,
         prompt: token_ids[..start].to_vec(),

@@ -7,8 +7,11 @@ use crate::base::Step;
 use crate::config;
 use crate::gap::{Finding, Table};
 
+/// Whether a value, first, satisfies a comparison with a bound.
+type Holds = fn(f64, f64) -> bool;
+
 /// Longer ones first, so that `>=` is not read as `>`.
-const COMPARISONS: [(&str, fn(f64, f64) -> bool); 6] = [
+const COMPARISONS: [(&str, Holds); 6] = [
     (">=", |value, bound| value >= bound),
     ("<=", |value, bound| value <= bound),
     ("==", |value, bound| value == bound),
@@ -32,7 +35,7 @@ pub(super) struct FailOn {
 #[derive(Debug)]
 enum What {
     Finding,
-    Metric { tag: String, holds: fn(f64, f64) -> bool, bound: f64 },
+    Metric { tag: String, holds: Holds, bound: f64 },
 }
 
 impl FailOn {
