@@ -117,7 +117,8 @@ fn a_file_that_is_no_dump_is_named() {
     let missing = folder.path().join("missing.jsonl");
     refused(
         &missing,
-        "FILE: No such file or directory (os error 2); give a dump's file or folder that can be read",
+        "FILE: No such file or directory (os error 2); give a dump's file or folder that can be \
+         read",
     );
     let empty = folder.path().join("empty");
     std::fs::create_dir(&empty).expect("made");
@@ -219,7 +220,7 @@ fn conditions_end_with_exit_code_3() {
     ] {
         let (code, text, error) = outcome(&["--rollouts", path(&dump), "--fail-on", condition]);
         assert_eq!((code, error.as_str()), (Some(expected), ""), "{condition}");
-        assert!(text.contains(&format!("--fail-on {}", said)) || text.contains(said), "{text}");
+        assert!(text.contains(said), "{text}");
     }
     let args = ["--rollouts", path(&dump), "--floor", "0.1", "--fail-on", "finding"];
     assert_eq!(outcome(&args).0, Some(3));
@@ -236,7 +237,8 @@ fn conditions_end_with_exit_code_3() {
         ),
         (
             "gap/k3_mean>small",
-            "--fail-on \"gap/k3_mean>small\": \"small\" is not a number to compare gap/k3_mean with",
+            "--fail-on \"gap/k3_mean>small\": \"small\" is not a number to compare gap/k3_mean \
+             with",
         ),
         (
             "spikes",
