@@ -152,7 +152,7 @@ struct Audit {
     format: Option<String>,
     /// End with exit code 3 if this holds in a step: finding, or such as 'gap/k3_mean>1e-3'
     #[arg(long, value_name = "EXPR")]
-    fail_on: Vec<String>,
+    fail_on: Vec<FailOn>,
     /// The largest |d| that is healthy, nats [default: 1; a run's own for run folders]
     #[arg(long, value_name = "NATS")]
     floor: Option<f64>,
@@ -285,8 +285,8 @@ fn audit(asked: &Audit) -> Result<Done> {
         allow_unlike: *allow_unlike,
         out: out.as_deref(),
     })?;
-    let code = if audited.failed { ExitCode::from(3) } else { ExitCode::SUCCESS };
-    Ok(Done { code, ..audited.text.into() })
+    let code = if audited.watch.held() { ExitCode::from(3) } else { ExitCode::SUCCESS };
+    Ok(Done { text: audited.text, notes: audited.watch.lines(), code })
 }
 
 fn run_once(

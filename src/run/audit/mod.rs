@@ -2,7 +2,6 @@
 //!
 //! One step is held at a time, and of it 16 bytes a token: quantiles need every |d|.
 
-mod fail_on;
 mod native;
 mod step;
 mod text;
@@ -12,8 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, Context, Result};
 use serde::Serialize;
 
-use self::fail_on::FailOn;
 use self::step::{StepAudit, StepRow};
+use super::fail_on::{FailOn, Watch};
 use crate::base::Step;
 use crate::gap::{self, Legs, Pairs};
 use crate::report::{write_json, StepLog};
@@ -30,8 +29,7 @@ pub struct Audit<'a> {
     pub rollouts: &'a [PathBuf],
     /// `nemo-rl`, `prime-rl` or `native`; found out where it is absent.
     pub format: Option<&'a str>,
-    /// `finding`, or such as `gap/k3_mean>1e-3`.
-    pub fail_on: &'a [String],
+    pub fail_on: &'a [FailOn],
     /// Compares two sides whose temperature or mode differ all the same.
     pub allow_unlike: bool,
     /// The largest |d| that is healthy, nats.
@@ -44,22 +42,20 @@ pub struct Audit<'a> {
 #[derive(Clone, Debug)]
 pub struct Audited {
     pub text: String,
-    /// Whether one of the conditions held.
-    pub failed: bool,
+    /// What the steps say of [`Audit::fail_on`].
+    pub watch: Watch,
 }
 
 /// Reads, checks and measures.
 ///
 /// # Errors
-/// A condition that cannot be read; an input that is missing, broken, of an unknown format, or
-/// whose two sides are not of the same tokens; a folder that cannot be written.
+/// A condition on a metric that there is not; an input that is missing, broken, of an unknown
+/// format, or whose two sides are not of the same tokens; a folder that cannot be written.
 pub fn audit(asked: &Audit) -> Result<Audited> {
     let known = gap::measures(&no_pairs(), 0.0);
-    let mut conditions: Vec<FailOn> = asked
-        .fail_on
-        .iter()
-        .map(|expression| FailOn::parse(expression, &known))
-        .collect::<Result<_>>()?;
+    let tags: Vec<String> = known.metrics.iter().map(|metric| metric.tag()).collect();
+    asked.fail_on.iter().try_for_each(|expression| expression.check_known(&tags))?;
+    let mut watch = Watch::new(asked.fail_on);
     if let Some(floor) = asked.floor.filter(|floor| !(floor.is_finite() && *floor >= 0.0)) {
         bail!("--floor {floor} is not a finite number of nats from 0 on");
     }
@@ -72,7 +68,7 @@ pub fn audit(asked: &Audit) -> Result<Audited> {
             step.read(input, !asked.allow_unlike)?;
         }
         let floor = asked.floor.unwrap_or_else(|| floor_of(of_step));
-        let row = step.finish(floor, &mut conditions);
+        let row = step.finish(floor, &mut watch);
         if let Some(log) = &mut log {
             let values = row.metrics.0.iter().map(|metric| (metric.tag(), metric.value));
             let values: Vec<_> = values.collect();
@@ -81,12 +77,12 @@ pub fn audit(asked: &Audit) -> Result<Audited> {
         }
         rows.push(row);
     }
-    let report = Report { schema: 1, inputs: &shown(&inputs), notes, steps: rows, conditions };
+    let report =
+        Report { schema: 1, inputs: &shown(&inputs), notes, steps: rows, fail_on: watch.lines() };
     if let Some(out) = asked.out {
         write_json(&out.join("audit.json"), &report)?;
     }
-    let failed = report.conditions.iter().any(|condition| condition.held_in.is_some());
-    Ok(Audited { text: text::text(&report), failed })
+    Ok(Audited { text: text::text(&report), watch })
 }
 
 /// `audit.json`.
@@ -96,8 +92,8 @@ struct Report<'a> {
     inputs: &'a [Shown],
     notes: Vec<String>,
     steps: Vec<StepRow>,
-    #[serde(rename = "fail_on")]
-    conditions: Vec<FailOn>,
+    /// What held, and what had no data.
+    fail_on: Vec<String>,
 }
 
 #[derive(Serialize)]

@@ -7,7 +7,6 @@ use anyhow::{bail, Result};
 use serde::ser::{SerializeMap, Serializer};
 use serde::Serialize;
 
-use super::fail_on::FailOn;
 use super::native::{self, NativeRecord};
 use super::Input;
 use crate::base::{BlockId, RequestId, Step};
@@ -15,6 +14,7 @@ use crate::gap::{self, Evidence, Finding, Legs, Metric, Pairs};
 use crate::report::JsonFloat;
 use crate::rollout::import::{Checks, ImportError, Records, Source};
 use crate::rollout::Rollout;
+use crate::run::fail_on::Watch;
 
 /// Tokens of the largest gap that are named.
 const WORST_SHOWN: usize = 3;
@@ -133,7 +133,7 @@ impl StepAudit {
         Ok(())
     }
 
-    pub(super) fn finish(self, floor: f64, conditions: &mut [FailOn]) -> StepRow {
+    pub(super) fn finish(self, floor: f64, watch: &mut Watch) -> StepRow {
         // A shift shows whatever the floor is, and explains what is under the floor too.
         let shifted = gap::shift(self.pairs.sequences.iter(), 0.0).is_some();
         let table = gap::measures(&self.pairs, floor);
@@ -146,9 +146,9 @@ impl StepAudit {
             state: None,
             index_bits: None,
         });
-        for condition in conditions {
-            condition.look_at(self.step, &table, &findings);
-        }
+        let value = |tag: &str| table.metrics.iter().find(|metric| metric.tag() == tag)?.value;
+        let found: Vec<&Finding> = findings.iter().collect();
+        watch.look(&format!("step {}", self.step), value, &found);
         let worst = gap::worst(&self.pairs, WORST_SHOWN);
         let worst = worst.iter().filter(|token| token.gap > 0.0).map(|token| {
             let (file, line) = self.places[&token.request];

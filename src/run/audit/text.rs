@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Write};
 
-use super::fail_on::FailOn;
 use super::step::{place, StepRow, Worst};
 use super::Report;
 use crate::gap::HEADLINES;
@@ -35,9 +34,6 @@ fn write(text: &mut String, report: &Report) -> fmt::Result {
     }
     for row in &report.steps {
         step(text, row)?;
-    }
-    for condition in &report.conditions {
-        self::condition(text, condition, report.steps.len() as u64)?;
     }
     Ok(())
 }
@@ -109,22 +105,6 @@ fn checks(text: &mut String, checks: &Checks) -> fmt::Result {
         }
     }
     Ok(())
-}
-
-fn condition(text: &mut String, condition: &FailOn, steps: u64) -> fmt::Result {
-    let FailOn { expression, held_in, steps_with_data, .. } = condition;
-    match held_in {
-        Some(step) => writeln!(text, "\n--fail-on {expression}: holds in step {step}"),
-        None if *steps_with_data == 0 => {
-            writeln!(text, "\n--fail-on {expression}: no data, so it does not hold")
-        }
-        None if *steps_with_data < steps => writeln!(
-            text,
-            "\n--fail-on {expression}: does not hold; no data in {} of {steps} steps",
-            steps - steps_with_data
-        ),
-        None => writeln!(text, "\n--fail-on {expression}: does not hold"),
-    }
 }
 
 fn counted(count: u64, of: &str) -> String {
