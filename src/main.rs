@@ -1,5 +1,5 @@
 //! The command line. Exit codes: 0 done; 1 the input or environment is at fault, or a difference
-//! was to fail; 2 usage; 3 a `--fail-on` held.
+//! was to fail; 2 usage; 3 a `--fail-on` held; 130 Ctrl-C.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand};
 
 use gapscope::config::{self, Config, Leg};
 use gapscope::model::{save_preset, Preset};
-use gapscope::run::{self, FailOn, ScoreOptions, SweepFile};
+use gapscope::run::{self, FailOn, Interrupted, ScoreOptions, SweepFile, INTERRUPTED};
 
 #[derive(Parser)]
 #[command(version, about, propagate_version = true)]
@@ -212,7 +212,10 @@ fn main() -> ExitCode {
     });
     shown.unwrap_or_else(|error| {
         say(&format!("error: {}", message(&error)));
-        ExitCode::FAILURE
+        match error.is::<Interrupted>() {
+            true => ExitCode::from(INTERRUPTED),
+            false => ExitCode::FAILURE,
+        }
     })
 }
 
@@ -251,6 +254,7 @@ fn execute(command: Command) -> Result<Done> {
         }
         Command::Sweep { experiment, dry_run: true, .. } => run::plan_sweep(experiment.sweep())?,
         Command::Sweep { experiment, out, resume, .. } => {
+            run::listen_for_ctrl_c()?;
             run::sweep(experiment.sweep(), out.as_deref(), resume)?
         }
         Command::Compare { left, right, fail_on_difference } => {
@@ -304,6 +308,7 @@ fn run_once(
         say("note: [sweep] is for `gapscope sweep`: this runs the file's own point");
     }
     let out = out.unwrap_or_else(|| PathBuf::from("runs").join(&config.name));
+    run::listen_for_ctrl_c()?;
     let summary = run::run(config, &out)?;
     let watch = run::watch(fail_on, &out, &summary)?;
     Ok(Done {

@@ -23,7 +23,8 @@ use serde_json::{json, Value};
 
 /// The interpreter; `None`, and a word about it, where there is none.
 fn interpreter() -> Option<PathBuf> {
-    let python = std::env::var_os("GAPSCOPE_TRANSFORMERS_PYTHON").map(PathBuf::from);
+    let python = std::env::var_os("GAPSCOPE_TRANSFORMERS_PYTHON").filter(|path| !path.is_empty());
+    let python = python.map(PathBuf::from);
     if python.is_none() {
         // Not eprintln, which the harness keeps to itself.
         let mut stderr = std::io::stderr();

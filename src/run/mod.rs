@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod describe;
 mod fail_on;
+mod interrupt;
 mod memory;
 mod metrics;
 mod parts;
@@ -24,6 +25,7 @@ pub use bench::bench;
 pub use compare::{compare, RunDifference};
 pub use describe::{describe_model, dry_run};
 pub use fail_on::{FailOn, FailOnError, Outcome, Than, Watch};
+pub use interrupt::{listen_for_ctrl_c, Interrupted, INTERRUPTED};
 pub use score::{score, ScoreOptions};
 pub use session::{Comparison, Evaluation, Session};
 pub use sweep::{plan_sweep, sweep, SweepFile};
@@ -77,7 +79,10 @@ fn run_in(
 }
 
 fn steps(session: &mut Session, recorder: &mut Recorder, enough: Option<u64>) -> Result<()> {
-    session.warm_start(|step, loss| recorder.warm_step(step, loss))?;
+    session.warm_start(|step, loss| {
+        recorder.warm_step(step, loss)?;
+        Ok(interrupt::check(|| format!("step {step} of the warm start"))?)
+    })?;
     for step in (1..=session.config.steps).map(Step::new) {
         let mut clock = recorder.clock();
         let mut rollouts = session.generate(step)?;
@@ -94,6 +99,9 @@ fn steps(session: &mut Session, recorder: &mut Recorder, enough: Option<u64>) ->
         updates?;
         if enough.is_some_and(|spikes| recorder.spikes() >= spikes) {
             break;
+        }
+        if step.get() < session.config.steps {
+            interrupt::check(|| format!("step {step}"))?;
         }
     }
     recorder.leave_model(session)

@@ -89,7 +89,7 @@ fn next_spike(config: &Config, outline: &Outline, mut replay: Replay) -> Option<
     /// Of a pool that is hardly used; a person's patience ends before.
     const STEPS_MAX: u64 = 1000;
     let taken = replay.statistics().blocks_taken.max(1);
-    let two_laps = 2 * u64::from(outline.num_blocks) * config.steps / taken + 1;
+    let two_laps = (2 * u64::from(outline.num_blocks)).saturating_mul(config.steps) / taken + 1;
     let further = config.steps + 1..=config.steps + two_laps.min(STEPS_MAX);
     further.map(Step::new).find(|&step| {
         let asked = asked(config, outline, step);

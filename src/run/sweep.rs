@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::predict::{foretold_spikes, predict, step_ranges, Outline};
 use super::progress::say;
 use super::recorder::{tensorboard_writer, wall_time_s};
-use super::{run_in, Manner};
+use super::{run_in, Interrupted, Manner};
 use crate::base::Step;
 use crate::config::{self, Config, SweepSettings};
 use crate::report::sweep::{
@@ -70,7 +70,7 @@ pub fn sweep(file: SweepFile, out: Option<&Path>, resume: bool) -> Result<String
     write_sweep(&out, &plan.sweep())?;
     plan.draw(&mut tensorboard)?;
     for index in 0..plan.points.len() {
-        let done = plan.done_before(index, &out)?;
+        let done = plan.done_before(index, &out);
         let is_new = done.is_none();
         plan.points[index].outcome = match done {
             Some(outcome) => outcome,
@@ -167,6 +167,15 @@ impl Plan {
             fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
             report::write_json(&plan, &mine)?;
         }
+        self.check_points(out)?;
+        let tensorboard = out.join("tb");
+        fs::create_dir_all(&tensorboard)
+            .with_context(|| format!("cannot make {}", tensorboard.display()))?;
+        tensorboard_writer(&tensorboard)
+    }
+
+    /// No point that is done may be of another configuration.
+    fn check_points(&self, out: &Path) -> Result<()> {
         for (point, config) in self.points.iter().zip(&self.configs) {
             let folder = point_folder(out, &point.name);
             let other = |config: &Config| {
@@ -180,21 +189,18 @@ impl Plan {
                 folder.display()
             );
         }
-        let tensorboard = out.join("tb");
-        fs::create_dir_all(&tensorboard)
-            .with_context(|| format!("cannot make {}", tensorboard.display()))?;
-        tensorboard_writer(&tensorboard)
+        Ok(())
     }
 
     /// What came of a point whose run came to its end before. One that cannot be read back runs
     /// again.
-    fn done_before(&self, index: usize, out: &Path) -> Result<Option<Outcome>> {
+    fn done_before(&self, index: usize, out: &Path) -> Option<Outcome> {
         let folder = point_folder(out, &self.points[index].name);
         let done = |outcome: &Outcome| match outcome {
             Outcome::Done { summary, .. } => summary.error.is_none(),
             Outcome::Pending | Outcome::Failed(_) => false,
         };
-        Ok(read_back(&folder).ok().filter(done))
+        read_back(&folder).ok().filter(done)
     }
 
     fn run(&self, index: usize, out: &Path) -> Result<Outcome> {
@@ -212,6 +218,7 @@ impl Plan {
         let manner = Manner { stop_after_spikes: self.stop_after_spikes, quiet: true };
         match run_in(make, config, manner) {
             Ok(_) => read_back(&folder),
+            Err(error) if error.is::<Interrupted>() => Err(error),
             // What it measured before it failed is in its folder, the error beside it.
             Err(error) => {
                 Ok(read_back(&folder).unwrap_or_else(|_| Outcome::Failed(format!("{error:#}"))))
@@ -276,7 +283,7 @@ fn read_back(folder: &Path) -> Result<Outcome> {
 }
 
 /// What an interrupted run of a point has left: it begins anew.
-fn discard(folder: &PathBuf) -> Result<()> {
+fn discard(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot clear {}", folder.display()))
