@@ -8,14 +8,14 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{assert_close, by_name, config, fixture, trainer, Golden, MODELS};
+use common::{
+    assert_close, by_name, config, engine, fixture, trainer, Golden, FIXTURE_TOML, MODELS,
+};
 use gapscope::base::{RequestId, Stream, TokenId};
 use gapscope::engine::{Engine, Feed, GenerationRequest, Phase};
 use gapscope::model::{load_master, HfConfig, MixerKind};
 use gapscope::trainer::reference::Reference;
 use gapscope::trainer::{Inspection, Sequence, Trainer};
-
-const TOML: &str = "name = \"fixture\"\nmodel.preset = \"tiny-jamba\"\n";
 
 struct Model {
     name: &'static str,
@@ -27,7 +27,7 @@ struct Model {
 
 fn models() -> impl Iterator<Item = Model> {
     MODELS.into_iter().map(|name| {
-        let (plan, trainer) = trainer(&fixture(name), &config(TOML));
+        let (plan, trainer) = trainer(&fixture(name), &config(FIXTURE_TOML));
         let golden = Golden::of(name);
         let sequence = |tokens| Sequence { tokens, prompt_len: 1 };
         let sequences = golden.rows().into_iter().map(sequence).collect();
@@ -56,18 +56,6 @@ impl Model {
 
     fn check(&self, what: &str, got: &[f32]) {
         assert_close(&format!("{}: {what}", self.name), got, &self.golden.f32(what), 2e-5);
-    }
-
-    /// An engine with the fixture's weights.
-    fn engine(&self, extra: &str) -> Engine {
-        let config = config(&format!("{TOML}{extra}"));
-        let (plan, trainer) = trainer(&fixture(self.name), &config);
-        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-        let (contract, seed) = (config.contract(), config.seed);
-        let mut engine = Engine::new(plan, num, config.engine, contract, seed).expect("an engine");
-        let weights = trainer.hand_over().expect("hand over");
-        engine.load(weights.version, weights.units);
-        engine
     }
 }
 
@@ -236,7 +224,7 @@ fn engine_prefill_in_random_chunks_and_decode_token_by_token() {
         splits.push((pieces, Phase::Prefill));
     }
     for model in models() {
-        let engine = model.engine("");
+        let engine = engine(model.name, "");
         let whole = model.trainer.inspect(&model.sequences).expect("inspect");
         for (pieces, phase) in &splits {
             for (index, row) in model.golden.rows().iter().enumerate() {
@@ -263,7 +251,7 @@ fn engine_greedy_continuation() {
             ignore_eos: true,
             eos_token_ids: Vec::new(),
         };
-        let mut engine = model.engine("rollout.temperature = 0.0\n");
+        let mut engine = engine(model.name, "rollout.temperature = 0.0\n");
         let done = engine.generate(vec![request]).expect("generate").remove(0);
         assert_eq!(done.token_ids().collect::<Vec<_>>(), want[11..], "{}", model.name);
     }
@@ -273,7 +261,7 @@ fn engine_greedy_continuation() {
 #[test]
 fn engine_layouts() {
     for model in models() {
-        let engine = model.engine("engine.max_model_len = 96\n");
+        let engine = engine(model.name, "engine.max_model_len = 96\n");
         let layout = engine.layout();
         let has = |kind| model.shape.layers().iter().any(|layer| layer.mixer == kind);
         let name = model.name;

@@ -3,32 +3,18 @@
 
 mod common;
 
-use common::{config, fixture, trainer, Golden};
+use common::{config, engine, fixture, trainer, Golden, FIXTURE_TOML};
 use gapscope::base::{Noise, Position, RequestId, TokenId};
-use gapscope::engine::{Engine, Feed, FinishReason, GenerationRequest, Phase};
+use gapscope::engine::{Feed, FinishReason, GenerationRequest, Phase};
 use gapscope::ops::sampling::Sampler;
 use gapscope::trainer::{Sequence, Trainer};
 
-const TOML: &str = "name = \"fixture\"\nmodel.preset = \"tiny-jamba\"\n";
-
 fn setup() -> (Golden, Trainer, Vec<Sequence>) {
-    let (_, trainer) = trainer(&fixture("tiny-jamba"), &config(TOML));
+    let (_, trainer) = trainer(&fixture("tiny-jamba"), &config(FIXTURE_TOML));
     let golden = Golden::tiny_jamba();
     let sequence = |tokens| Sequence { tokens, prompt_len: 1 };
     let sequences = golden.rows().into_iter().map(sequence).collect();
     (golden, trainer, sequences)
-}
-
-/// An engine with the fixture's weights.
-fn engine(extra: &str) -> Engine {
-    let config = config(&format!("{TOML}{extra}"));
-    let (plan, trainer) = trainer(&fixture("tiny-jamba"), &config);
-    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    let (contract, seed) = (config.contract(), config.seed);
-    let mut engine = Engine::new(plan, num, config.engine, contract, seed).expect("an engine");
-    let weights = trainer.hand_over().expect("hand over");
-    engine.load(weights.version, weights.units);
-    engine
 }
 
 /// A request that has its own noise at each absolute position, and the tokens that the trainer's
@@ -36,7 +22,7 @@ fn engine(extra: &str) -> Engine {
 #[test]
 fn a_tokens_noise_is_that_of_its_position() {
     let (golden, trainer, _) = setup();
-    let mut engine = engine("seed = 5\n");
+    let mut engine = engine("tiny-jamba", "seed = 5\n");
     let request = request(golden.rows()[0][..11].to_vec(), 8, &[]);
     let id = request.id;
     let done = engine.generate(vec![request]).expect("generate").remove(0);
@@ -55,7 +41,7 @@ fn a_tokens_noise_is_that_of_its_position() {
 fn any_of_several_end_tokens_ends_a_completion() {
     let golden = Golden::tiny_jamba();
     let want = golden.tokens("greedy_ids");
-    let mut engine = engine("rollout.temperature = 0.0\n");
+    let mut engine = engine("tiny-jamba", "rollout.temperature = 0.0\n");
     // Neither is sampled before the third token is.
     let ends = [TokenId::new(2), want[13]];
     let request = request(want[..11].to_vec(), 16, &ends);
@@ -80,7 +66,7 @@ fn request(prompt: Vec<TokenId>, max_new_tokens: u32, ends: &[TokenId]) -> Gener
 #[test]
 fn a_narrow_index_spares_a_prefill_in_chunks_and_loses_the_decode() {
     let (_, trainer, sequences) = setup();
-    let narrow = engine("engine = { state_index_bits = 17, max_model_len = 96 }\n");
+    let narrow = engine("tiny-jamba", "engine = { state_index_bits = 17, max_model_len = 96 }\n");
     let whole = trainer.inspect(&sequences[..1]).expect("inspect").remove(0);
     let row = &sequences[0].tokens;
     let mut scratch = narrow.scratch(12);
@@ -101,7 +87,7 @@ fn a_narrow_index_spares_a_prefill_in_chunks_and_loses_the_decode() {
 #[test]
 fn a_decode_reads_what_a_prefill_of_its_batch_has_stored() {
     let (_, trainer, sequences) = setup();
-    let narrow = engine("engine = { state_index_bits = 17, max_model_len = 144 }\n");
+    let narrow = engine("tiny-jamba", "engine = { state_index_bits = 17, max_model_len = 144 }\n");
     assert_eq!(narrow.layout().blocks_for(144), 6);
     let whole = trainer.inspect(&sequences[..1]).expect("inspect").remove(0);
     let [victim, writer] = [&sequences[0].tokens, &sequences[1].tokens];

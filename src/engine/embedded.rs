@@ -105,17 +105,8 @@ impl Engine {
         &mut self,
         requests: Vec<GenerationRequest>,
     ) -> Result<Vec<Completion>, EngineError> {
-        let order: HashMap<_, _> =
-            requests.iter().enumerate().map(|(index, request)| (request.id, index)).collect();
-        let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
-        for request in requests {
-            if let Err(error) = self.scheduler.add(request) {
-                ids.iter().for_each(|id| {
-                    self.scheduler.abort(*id);
-                });
-                return Err(error);
-            }
-        }
+        let ids = self.scheduler.add_all(requests)?;
+        let order: HashMap<_, _> = ids.iter().zip(0..).map(|(&id, index)| (id, index)).collect();
         let mut done: Vec<Completion> = Vec::with_capacity(ids.len());
         while self.scheduler.has_unfinished() {
             done.extend(self.step());

@@ -110,17 +110,8 @@ impl Replay {
         &mut self,
         requests: Vec<GenerationRequest>,
     ) -> Result<Vec<Forecast>, EngineError> {
-        let ids: Vec<RequestId> = requests.iter().map(|request| request.id).collect();
-        for request in requests {
-            if let Err(error) =
-                self.scheduler.add(GenerationRequest { ignore_eos: true, ..request })
-            {
-                ids.iter().for_each(|id| {
-                    self.scheduler.abort(*id);
-                });
-                return Err(error);
-            }
-        }
+        let to_the_limit = |request| GenerationRequest { ignore_eos: true, ..request };
+        let ids = self.scheduler.add_all(requests.into_iter().map(to_the_limit))?;
         let mut done: HashMap<RequestId, Forecast> = HashMap::with_capacity(ids.len());
         while self.scheduler.has_unfinished() {
             done.extend(self.step().into_iter().map(|forecast| (forecast.id, forecast)));

@@ -115,6 +115,28 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Appends all of these, or none where one is refused; returns their ids.
+    ///
+    /// # Errors
+    /// As [`Self::add`], of the first one that is refused.
+    pub fn add_all(
+        &mut self,
+        asked: impl IntoIterator<Item = GenerationRequest>,
+    ) -> Result<Vec<RequestId>, EngineError> {
+        let mut added = Vec::new();
+        for request in asked {
+            let id = request.id;
+            if let Err(error) = self.add(request) {
+                for id in added {
+                    self.abort(id);
+                }
+                return Err(error);
+            }
+            added.push(id);
+        }
+        Ok(added)
+    }
+
     /// The next step, or `None` if no request is alive. Blocks are taken and tokens count as
     /// computed from here on.
     pub fn schedule(&mut self) -> Option<StepPlan> {

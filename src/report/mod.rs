@@ -13,6 +13,7 @@ mod json;
 pub mod parquet;
 mod rows;
 mod settings;
+mod steps;
 mod summary;
 pub mod sweep;
 pub mod tensorboard;
@@ -23,6 +24,7 @@ pub use folder::RunFolder;
 pub use json::{write_json, StepLog};
 pub use rows::{read_rows, StepRow};
 pub use settings::{changes, flatten, Change};
+pub use steps::step_ranges;
 pub use summary::Summary;
 
 use crate::gap;

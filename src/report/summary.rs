@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use super::float::{optional::serialize as option_float, serialize as float};
+use super::steps::windows;
 use crate::base::{BlockId, RequestId, Step};
 use crate::gap::{Finding, FindingKind, Legs, Tally};
 
@@ -86,12 +87,8 @@ impl fmt::Display for Summary {
             "{name}: {steps_done} steps, {n_tokens} tokens compared, {nonfinite} nonfinite"
         )?;
         let (gap, equal) = (number(self.gap_max), number(self.frac_bitwise_equal));
-        let window = |(first, last): &(Step, Step)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        };
-        let spikes: Vec<String> = self.spike_windows.iter().map(window).collect();
-        let spikes = if spikes.is_empty() { "none".to_owned() } else { spikes.join(", ") };
+        let spikes = windows(self.spike_windows.iter().copied(), ", ");
+        let spikes = if spikes.is_empty() { "none" } else { &spikes };
         writeln!(f, "gap_max {gap}  frac_bitwise_equal {equal}  spike steps: {spikes}")?;
         let (first, last) = (number(self.reward_mean_first), number(self.reward_mean_last));
         writeln!(

@@ -8,6 +8,7 @@ use crate::base::Step;
 use crate::config::{Config, FreeListOrder};
 use crate::engine::{self, GenerationRequest, Layout, Replay};
 use crate::model::{Numerics, Plan};
+use crate::report::step_ranges;
 use crate::report::sweep::{ClosedForm, Prediction};
 use crate::rollout::{Draw, Task};
 
@@ -109,7 +110,7 @@ fn asked(config: &Config, outline: &Outline, step: Step) -> Result<Vec<Generatio
 
 /// `12, 24-26 (on paper the first at 11.38, then every 12.00)`.
 pub(super) fn foretold_spikes(found: &Prediction) -> String {
-    let mut text = step_ranges(&found.spike_steps);
+    let mut text = or_none(&found.spike_steps);
     if let Some(form) = &found.closed_form {
         let (first, period) = (form.first_spike_step, form.period);
         text += &format!(" (on paper the first at {first:.2}, then every {period:.2})");
@@ -124,17 +125,11 @@ pub(super) fn foretold_spikes(found: &Prediction) -> String {
 }
 
 /// `12, 24-26`, or `none`.
-pub(super) fn step_ranges(steps: &[Step]) -> String {
-    let run = |run: &[Step]| match run {
-        [one] => one.to_string(),
-        run => format!("{}-{}", run[0], run[run.len() - 1]),
-    };
-    let runs: Vec<String> = steps.chunk_by(|a, b| a.get() + 1 == b.get()).map(run).collect();
-    if runs.is_empty() {
-        "none".to_owned()
-    } else {
-        runs.join(", ")
+pub(super) fn or_none(steps: &[Step]) -> String {
+    if steps.is_empty() {
+        return "none".to_owned();
     }
+    step_ranges(steps, ", ")
 }
 
 /// On paper: blocks are taken in a ring of `usable` ids from 1 on, so many a step; those from

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
-use super::predict::{foretold_spikes, predict, step_ranges, Outline};
+use super::predict::{foretold_spikes, or_none, predict, Outline};
 use super::progress::say;
 use super::recorder::{tensorboard_writer, wall_time_s};
 use super::{run_in, Interrupted, Manner};
@@ -231,14 +231,14 @@ impl Plan {
         let came = match &point.outcome {
             Outcome::Done { summary, .. } => match &summary.error {
                 Some(error) => format!("failed after {} steps: {error}", summary.steps_done),
-                None => format!("spike steps {}", step_ranges(&summary.spike_steps)),
+                None => format!("spike steps {}", or_none(&summary.spike_steps)),
             },
             Outcome::Failed(error) => format!("failed: {error}"),
             Outcome::Pending => "not run".to_owned(),
         };
-        let foretold = point.prediction().map_or(String::new(), |found| {
-            format!(" (predicted {})", step_ranges(&found.spike_steps))
-        });
+        let foretold = point
+            .prediction()
+            .map_or(String::new(), |found| format!(" (predicted {})", or_none(&found.spike_steps)));
         say(&format!("{}/{of} {}: {came}{foretold}", index + 1, point.name));
     }
 

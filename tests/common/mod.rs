@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use gapscope::base::{Contract, Stream, TokenId};
 use gapscope::config::{Config, Dtype};
+use gapscope::engine::Engine;
 use gapscope::model::{load_master, HfConfig, Plan, Preset};
 use gapscope::trainer::reference::Weights;
 use gapscope::trainer::Trainer;
@@ -77,6 +78,21 @@ pub fn trainer(folder: &Path, config: &Config) -> (Plan, Trainer) {
     let (plan, master) = load_master(folder).expect("a model folder");
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
     (plan.clone(), Trainer::new(plan, num, config.trainer.clone(), &master))
+}
+
+/// What every fixture's configuration begins with.
+pub const FIXTURE_TOML: &str = "name = \"fixture\"\nmodel.preset = \"tiny-jamba\"\n";
+
+/// An engine with a fixture's weights; `extra` goes on from [`FIXTURE_TOML`].
+pub fn engine(name: &str, extra: &str) -> Engine {
+    let config = config(&format!("{FIXTURE_TOML}{extra}"));
+    let (plan, trainer) = trainer(&fixture(name), &config);
+    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let (contract, seed) = (config.contract(), config.seed);
+    let mut engine = Engine::new(plan, num, config.engine, contract, seed).expect("an engine");
+    let weights = trainer.hand_over().expect("hand over");
+    engine.load(weights.version, weights.units);
+    engine
 }
 
 /// Each tensor's shape and values, as the reference takes them.

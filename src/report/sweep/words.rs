@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::super::html::text::{count, number};
 use super::{Outcome, Sweep, SweepPoint};
 use crate::base::Step;
+use crate::report::step_ranges;
 
 /// The axes without their sections, where that keeps them apart.
 pub(super) fn short_names(axes: &[String]) -> Vec<&str> {
@@ -25,17 +26,12 @@ pub(super) fn value_text(value: &Value) -> String {
 
 /// Runs of steps: `12 24 28-33`.
 pub(super) fn windows(windows: &[(Step, Step)]) -> String {
-    let text = |(first, last): &(Step, Step)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    };
-    windows.iter().map(text).collect::<Vec<_>>().join(" ")
+    super::super::steps::windows(windows.iter().copied(), " ")
 }
 
 /// Rising steps as [`windows`] shows them.
 pub(super) fn steps(steps: &[Step]) -> String {
-    let runs = steps.chunk_by(|a, b| a.get() + 1 == b.get());
-    windows(&runs.map(|run| (run[0], run[run.len() - 1])).collect::<Vec<_>>())
+    step_ranges(steps, " ")
 }
 
 /// The sweep in one sentence or three, of facts only.
