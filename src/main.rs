@@ -28,8 +28,12 @@ enum Command {
         /// Where the run goes [default: runs/NAME]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Print the resolved knobs and what they come to, and stop
+        /// Go on with a run that was interrupted or killed, from its last checkpoint
+        /// (checkpoint.every steps apart); it ends as if nothing had happened
         #[arg(long)]
+        resume: bool,
+        /// Print the resolved knobs and what they come to, and stop
+        #[arg(long, conflicts_with = "resume")]
         dry_run: bool,
         /// End with exit code 3 if it held at any step: finding, or a metric of steps.jsonl held
         /// against a number, such as 'gap/k3_mean>1e-3'. The run still ends as it would have
@@ -249,8 +253,13 @@ fn message(error: &anyhow::Error) -> String {
 fn execute(command: Command) -> Result<Done> {
     let text = match command {
         Command::Audit(asked) => return audit(&asked),
-        Command::Run { experiment, out, dry_run, fail_on } => {
-            return run_once(&experiment.load()?, out, dry_run, &fail_on);
+        Command::Run { experiment, dry_run: true, fail_on, .. } => {
+            let config = experiment.load()?;
+            check_known(&fail_on, &config)?;
+            run::dry_run(&config)?
+        }
+        Command::Run { experiment, out, resume, fail_on, .. } => {
+            return run_once(&experiment.load()?, out, resume, &fail_on);
         }
         Command::Sweep { experiment, dry_run: true, .. } => run::plan_sweep(experiment.sweep())?,
         Command::Sweep { experiment, out, resume, .. } => {
@@ -296,26 +305,31 @@ fn audit(asked: &Audit) -> Result<Done> {
 fn run_once(
     config: &Config,
     out: Option<PathBuf>,
-    dry_run: bool,
+    resume: bool,
     fail_on: &[FailOn],
 ) -> Result<Done> {
-    let tags = run::metric_tags(config);
-    fail_on.iter().try_for_each(|expression| expression.check_known(&tags))?;
-    if dry_run {
-        return Ok(run::dry_run(config)?.into());
-    }
+    check_known(fail_on, config)?;
     if config.sweep.is_some() {
         say("note: [sweep] is for `gapscope sweep`: this runs the file's own point");
     }
     let out = out.unwrap_or_else(|| PathBuf::from("runs").join(&config.name));
     run::listen_for_ctrl_c()?;
-    let summary = run::run(config, &out)?;
-    let watch = run::watch(fail_on, &out, &summary)?;
+    let came = match resume {
+        true => run::resume(config, &out)?.map(|summary| summary.to_string()),
+        false => Some(run::run(config, &out)?.to_string()),
+    };
+    let came = came.unwrap_or_else(|| format!("{} has come to its end before", config.name));
+    let watch = run::watch(fail_on, &out)?;
     Ok(Done {
-        text: format!("{summary}\nreport: {}\n", out.join("report.html").display()),
+        text: format!("{came}\nreport: {}\n", out.join("report.html").display()),
         notes: watch.lines(),
         code: if watch.held() { ExitCode::from(3) } else { ExitCode::SUCCESS },
     })
+}
+
+fn check_known(fail_on: &[FailOn], config: &Config) -> Result<()> {
+    let tags = run::metric_tags(config);
+    Ok(fail_on.iter().try_for_each(|expression| expression.check_known(&tags))?)
 }
 
 /// The configuration of a file that names a model and nothing else.

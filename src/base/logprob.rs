@@ -2,11 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::JsonFloat;
+
 /// The natural logarithm of one token's probability, in nats. Missing is `Option::None`, never 0.
 ///
 /// Non-finite values are kept as they are: they are the signal, counted where records are compared.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(into = "JsonFloat", from = "JsonFloat")]
 pub struct LogProb(f32);
 
 impl LogProb {
@@ -24,5 +26,17 @@ impl LogProb {
     #[must_use]
     pub fn is_finite(self) -> bool {
         self.0.is_finite()
+    }
+}
+
+impl From<LogProb> for JsonFloat {
+    fn from(logp: LogProb) -> Self {
+        Self(f64::from(logp.get()))
+    }
+}
+
+impl From<JsonFloat> for LogProb {
+    fn from(float: JsonFloat) -> Self {
+        Self::new(float.0 as f32)
     }
 }

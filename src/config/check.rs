@@ -31,7 +31,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
             legs: legs(source),
             greedy_eval_prompts: source.get("check.greedy_eval_prompts"),
         },
-        checkpoint: CheckpointConfig { save_final: source.get("checkpoint.save_final") },
+        checkpoint: checkpoint(source),
         // A bare `[sweep]` line asks for nothing.
         sweep: source.sweep.clone().filter(|sweep| *sweep != Sweep::default()),
     };
@@ -62,12 +62,26 @@ fn model(source: &Source) -> Result<ModelConfig, ConfigError> {
     Ok(ModelConfig { source: model, dtype: source.get("model.dtype") })
 }
 
+/// Of a key that has a default.
+fn size(source: &Source, key: &str) -> u64 {
+    let text = source.value(key).expect("sizes have defaults");
+    bytes(&text).expect("its kind accepted this size")
+}
+
+fn checkpoint(source: &Source) -> CheckpointConfig {
+    CheckpointConfig {
+        every: source.get("checkpoint.every"),
+        keep: source.get("checkpoint.keep"),
+        pool_bytes_max: size(source, "checkpoint.pool_bytes_max"),
+        save_final: source.get("checkpoint.save_final"),
+    }
+}
+
 fn engine(source: &Source, model_dtype: Dtype) -> EngineConfig {
-    let memory = source.value("engine.device_memory").expect("device_memory has a default");
     let state_dtype: String = source.get("engine.mamba_ssm_cache_dtype");
     EngineConfig {
         device: source.get("engine.device"),
-        device_memory: bytes(&memory).expect("its kind accepted this size"),
+        device_memory: size(source, "engine.device_memory"),
         gpu_memory_utilization: source.get("engine.gpu_memory_utilization"),
         num_gpu_blocks_override: source.optional("engine.num_gpu_blocks_override"),
         max_num_batched_tokens: source.get("engine.max_num_batched_tokens"),

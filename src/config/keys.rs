@@ -253,6 +253,13 @@ keys! {
     "check.greedy_eval_prompts", COUNT_OR_NONE, Is("0"), "",
         "Problems answered greedily after the last step: sums drawn apart, or a file's first rows.";
 
+    "checkpoint.every", LONG_COUNT, Is("10"), "verl trainer.save_freq, TRL save_steps",
+        "Steps from one checkpoint to the next; run --resume goes on from the last one.";
+    "checkpoint.keep", COUNT, Is("2"),
+        "verl trainer.max_actor_ckpt_to_keep, TRL save_total_limit",
+        "How many of the latest checkpoints stay.";
+    "checkpoint.pool_bytes_max", Kind::Bytes, Is("\"1GiB\""), "",
+        "A larger block pool is kept without its bytes, which matter where stale ones are read.";
     "checkpoint.save_final", Kind::Bool, Is("false"), "",
         "Whether a run with updates leaves its final weights as a Hugging Face folder.";
 

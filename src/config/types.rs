@@ -268,6 +268,12 @@ pub enum Leg {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointConfig {
+    /// Steps from one checkpoint to the next.
+    pub every: u64,
+    /// Checkpoints that stay, the latest ones.
+    pub keep: u32,
+    /// Bytes; a larger pool is kept without its bytes.
+    pub pool_bytes_max: u64,
     /// Whether a run with updates leaves its final weights as a Hugging Face folder.
     pub save_final: bool,
 }

@@ -3,6 +3,8 @@
 //! One step is four verbs: schedule, build, run, update. Pool order, owners and bytes outlive the
 //! step and every weight update.
 
+mod snapshot;
+
 use std::collections::HashMap;
 
 use rayon::prelude::*;

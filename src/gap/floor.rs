@@ -1,7 +1,9 @@
 //! What healthy arithmetic explains, and what is over it.
 
+use serde::{Deserialize, Serialize};
+
 use super::pair::{PairedToken, Pairs};
-use crate::base::{BlockId, RequestId};
+use crate::base::{float, BlockId, RequestId};
 
 /// Whether the largest |d| is over the floor or a log-probability is not finite.
 ///
@@ -13,13 +15,14 @@ pub fn is_spike(pairs: &Pairs, floor: f64) -> bool {
 }
 
 /// One token of [`worst`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorstToken {
     pub request: RequestId,
     /// The first state block the request held.
     pub slot: Option<BlockId>,
     pub paired: PairedToken,
     /// |d|, infinite where a log-probability is not finite.
+    #[serde(with = "float")]
     pub gap: f64,
 }
 

@@ -144,7 +144,7 @@ impl Legs {
 }
 
 /// One sampled token with both of its log-probabilities.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PairedToken {
     pub index: CompletionIndex,
     pub token: TokenId,

@@ -95,6 +95,15 @@ impl UnitBytes {
     }
 
     #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

@@ -45,6 +45,16 @@ impl Pages {
         (0..buffers).map(reserve).collect::<Result<Vec<_>, _>>().is_ok()
     }
 
+    /// Each buffer's bytes, whoever wrote them last.
+    pub fn buffers(&self) -> impl Iterator<Item = &[u8]> {
+        self.buffers.iter().map(|words| bytemuck::cast_slice(words))
+    }
+
+    /// The same, to write to.
+    pub fn buffers_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.buffers.iter_mut().map(|words| bytemuck::cast_slice_mut(words))
+    }
+
     fn bytes(&self, buffer: usize, offset: u64, len: u64) -> &[u8] {
         let all: &[u8] = bytemuck::cast_slice(&self.buffers[buffer]);
         let end = offset + len;

@@ -1,7 +1,7 @@
 //! The two ways in which a run's files come to be: rewritten whole, or grown by whole pieces.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::ReportError;
@@ -9,9 +9,17 @@ use super::ReportError;
 /// Replaces `path` by `bytes`; a reader sees the old file or the new one, and after an error the
 /// old one.
 pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
+    write_pieces(path, [bytes])
+}
+
+/// As [`write_atomic`], of pieces one after another.
+pub(super) fn write_pieces<'a>(
+    path: &Path,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+) -> Result<(), ReportError> {
     let temporary = temporary(path);
     let written = File::create(&temporary).and_then(|mut file| {
-        file.write_all(bytes)?;
+        pieces.into_iter().try_for_each(|piece| file.write_all(piece))?;
         file.sync_all()
     });
     written.and_then(|()| fs::rename(&temporary, path)).map_err(|source| {
@@ -28,6 +36,17 @@ fn temporary(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.tmp"))
 }
 
+/// Removes a file or a whole folder that may not be there.
+pub(super) fn remove(path: &Path) -> Result<(), ReportError> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(ReportError::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A file that grows by whole pieces.
 #[derive(Debug)]
 pub(super) struct Appender {
@@ -42,6 +61,28 @@ impl Appender {
         let file = OpenOptions::new().append(true).create_new(true).open(path);
         let file = file.map_err(ReportError::io("create", path))?;
         Ok(Self { path: path.to_owned(), file, len_bytes: 0 })
+    }
+
+    /// Goes on with a file at the length it had once; what is behind that is dropped.
+    pub(super) fn reopen(path: &Path, len_bytes: u64) -> Result<Self, ReportError> {
+        let file = OpenOptions::new().append(true).open(path);
+        let file = file.map_err(ReportError::io("open", path))?;
+        let found = file.metadata().map_err(ReportError::io("read", path))?.len();
+        if found < len_bytes {
+            return Err(ReportError::Shortened { path: path.to_owned(), found, due: len_bytes });
+        }
+        file.set_len(len_bytes).map_err(ReportError::io("truncate", path))?;
+        Ok(Self { path: path.to_owned(), file, len_bytes })
+    }
+
+    /// What was appended is on the disk; returns the file's length.
+    pub(super) fn sync(&mut self) -> Result<u64, ReportError> {
+        self.file.sync_data().map_err(ReportError::io("write", &self.path))?;
+        Ok(self.len_bytes)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Hands the whole piece to the operating system, or leaves the file as it was.

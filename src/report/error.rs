@@ -15,6 +15,22 @@ pub enum ReportError {
     #[error("the run folder {} already holds a run ({file}); pass another --out", folder.display())]
     RunExists { folder: PathBuf, file: &'static str },
 
+    #[error(
+        "{} is in use: another process writes there; wait for it to end, or pass another --out",
+        folder.display()
+    )]
+    InUse { folder: PathBuf },
+
+    #[error(
+        "{} holds {found} bytes, and the checkpoint was made at {due}: it was changed since; run \
+         the experiment again with another --out",
+        path.display()
+    )]
+    Shortened { path: PathBuf, found: u64, due: u64 },
+
+    #[error("the checkpoint {} cannot be used: {found}", path.display())]
+    BadCheckpoint { path: PathBuf, found: String },
+
     #[error("{} is not a run folder: it has no config.json", folder.display())]
     NotARun { folder: PathBuf },
 

@@ -1,10 +1,11 @@
 //! The folder that a run leaves, and the names in it.
 
+mod past;
+
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::ReportError;
+use super::{Claim, ReportError};
 use crate::base::Step;
 
 /// Every file that a run writes at the top: any of them shows that one has been here, finished or
@@ -20,6 +21,7 @@ const FILES: [&str; 7] = [
 ];
 /// The folders of files that a run writes.
 const FOLDERS: [&str; 3] = ["rollouts", "tokens", "checkpoints"];
+const PARQUET: &str = "parquet";
 /// TensorBoard's files, where they stay within the run.
 const TENSORBOARD: &str = "tb";
 
@@ -59,34 +61,47 @@ impl RunFolder {
         if let Some(file) = file.or_else(|| parts.iter().find(used).map(|(part, _)| *part)) {
             return Err(ReportError::RunExists { folder: self.root, file });
         }
-        let paths = parts.into_iter().map(|(_, path)| path);
-        for path in std::iter::once(self.root.clone()).chain(paths) {
-            fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
-        }
+        self.make_folders()?;
         Ok(self)
     }
 
-    /// Writes the resolved configuration, which must not be there: of two runs that begin in one
-    /// folder at once, one gets it.
-    pub fn claim(&self, config: &str) -> Result<(), ReportError> {
-        let path = self.config();
-        let file = fs::OpenOptions::new().write(true).create_new(true).open(&path);
-        let mut file = file.map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => {
-                ReportError::RunExists { folder: self.root.clone(), file: "config.json" }
-            }
-            _ => ReportError::io("write", &path)(source),
-        })?;
-        file.write_all(config.as_bytes()).map_err(ReportError::io("write", &path))
+    fn make_folders(&self) -> Result<(), ReportError> {
+        let parts = FOLDERS.map(|part| self.root.join(part));
+        let all = std::iter::once(self.root.clone()).chain(parts).chain([self.tensorboard()]);
+        for path in all {
+            fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
+        }
+        Ok(())
+    }
+
+    /// Writes the resolved configuration, which must not be there, and holds it: of two runs that
+    /// begin in one folder at once, one gets it.
+    pub fn claim(&self, config: &str) -> Result<Claim, ReportError> {
+        let mut claim = Claim::make(&self.config())?;
+        if !claim.text()?.is_empty() {
+            let folder = self.root.clone();
+            return Err(ReportError::RunExists { folder, file: "config.json" });
+        }
+        claim.write(config)?;
+        Ok(claim)
     }
 
     /// A folder that a run has left, to read it or to go on with it.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
-        let folder = Self::named(root.into());
-        if folder.config().is_file() {
-            Ok(folder)
+        Self::named(root.into()).opened()
+    }
+
+    /// As [`Self::open`], of a run made by [`Self::create_beside`].
+    pub fn open_beside(root: &Path, tensorboard: &Path) -> Result<Self, ReportError> {
+        let folder = Self { root: root.to_owned(), tensorboard: tensorboard.to_owned() };
+        folder.opened()
+    }
+
+    fn opened(self) -> Result<Self, ReportError> {
+        if self.config().is_file() {
+            Ok(self)
         } else {
-            Err(ReportError::NotARun { folder: folder.root })
+            Err(ReportError::NotARun { folder: self.root })
         }
     }
 
@@ -155,7 +170,11 @@ impl RunFolder {
 }
 
 fn parquet_name(step: Step) -> String {
-    format!("step-{:05}.parquet", step.get())
+    step_name(step, PARQUET)
+}
+
+fn step_name(step: Step, extension: &str) -> String {
+    format!("step-{:05}.{extension}", step.get())
 }
 
 #[cfg(test)]

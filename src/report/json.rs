@@ -6,9 +6,8 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::Serialize;
 
 use super::disk::{write_atomic, Appender};
-use super::float::JsonFloat;
 use super::ReportError;
-use crate::base::Step;
+use crate::base::{JsonFloat, Step};
 
 /// Writes `value` as one indented JSON document, atomically.
 ///
@@ -32,6 +31,17 @@ impl StepLog {
     /// Starts an empty file; one that exists is refused.
     pub fn create(path: &Path) -> Result<Self, ReportError> {
         Ok(Self { path: path.to_owned(), file: Appender::create(path)? })
+    }
+
+    /// Goes on with a file at the length that [`Self::sync`] gave; later lines, and a torn one, are
+    /// dropped.
+    pub fn reopen(path: &Path, len_bytes: u64) -> Result<Self, ReportError> {
+        Ok(Self { path: path.to_owned(), file: Appender::reopen(path, len_bytes)? })
+    }
+
+    /// What was added is on the disk; returns the file's length in bytes.
+    pub fn sync(&mut self) -> Result<u64, ReportError> {
+        self.file.sync()
     }
 
     /// Adds one whole line and hands it to the operating system.

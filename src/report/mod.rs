@@ -4,9 +4,10 @@
 //! Files that are rewritten change atomically, files that grow do so by whole records, and every
 //! error names its path and cause.
 
+mod checkpoint;
+mod claim;
 mod disk;
 mod error;
-mod float;
 mod folder;
 pub mod html;
 mod json;
@@ -18,8 +19,9 @@ mod summary;
 pub mod sweep;
 pub mod tensorboard;
 
+pub use checkpoint::{write_checkpoint, SavedArray, SavedCheckpoint};
+pub use claim::Claim;
 pub use error::ReportError;
-pub use float::JsonFloat;
 pub use folder::RunFolder;
 pub use json::{write_json, StepLog};
 pub use rows::{read_rows, StepRow};

@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::Deserialize;
 
-use super::float::JsonFloat;
 use super::ReportError;
-use crate::base::Step;
+use crate::base::{JsonFloat, Step};
 
 /// One step's metrics.
 #[derive(Clone, Debug, PartialEq)]

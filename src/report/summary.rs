@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::float::{optional::serialize as option_float, serialize as float};
 use super::steps::windows;
+use crate::base::float::{optional::serialize as option_float, serialize as float};
 use crate::base::{BlockId, RequestId, Step};
 use crate::gap::{Finding, FindingKind, Legs, Tally};
 
@@ -65,7 +65,10 @@ pub struct Summary {
     /// Over the last tenth of the steps.
     #[serde(serialize_with = "option_float")]
     pub reward_mean_last: Option<f64>,
-    /// Whether a run that is resumed from here ends byte-equal to one that was not interrupted.
+    /// Whether a run of this configuration that goes on from one of its checkpoints ends byte-equal
+    /// to one that was never interrupted, time aside: no policy of it may read bytes of the block
+    /// pool that it has not written, or the checkpoints hold them. The same whether this run was
+    /// resumed or not.
     pub resume_exact: bool,
     /// Seconds; the only time in this file.
     #[serde(serialize_with = "float")]

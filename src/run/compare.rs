@@ -82,7 +82,10 @@ fn settings(folder: &RunFolder) -> Result<Settings> {
     Ok(flatten(&read().with_context(|| format!("cannot read {}", path.display()))?))
 }
 
-fn config_differences([left, right]: [Settings; 2]) -> Vec<(String, [Option<Value>; 2])> {
+/// By key, in order.
+pub(super) fn config_differences(
+    [left, right]: [Settings; 2],
+) -> Vec<(String, [Option<Value>; 2])> {
     let value = |of: &Settings, key: &str| {
         of.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
     };

@@ -6,11 +6,14 @@
 //! holds nothing, and is said at the end.
 
 use std::fmt;
+use std::fs;
 use std::str::FromStr;
+
+use anyhow::Context;
 
 use crate::config::nearest;
 use crate::gap::Finding;
-use crate::report::{read_rows, ReportError, RunFolder};
+use crate::report::{read_rows, RunFolder};
 
 /// One expression.
 #[derive(Clone, Debug, PartialEq)]
@@ -227,11 +230,10 @@ impl Watch {
 }
 
 /// Looks at every step that a run has left.
-pub(super) fn watch_run(
-    expressions: &[FailOn],
-    folder: &RunFolder,
-    findings: &[Finding],
-) -> Result<Watch, ReportError> {
+pub(super) fn watch_run(expressions: &[FailOn], folder: &RunFolder) -> anyhow::Result<Watch> {
+    let path = folder.findings();
+    let read = || anyhow::Ok(serde_json::from_slice::<Vec<Finding>>(&fs::read(&path)?)?);
+    let findings = read().with_context(|| format!("cannot read {}", path.display()))?;
     let mut watch = Watch::new(expressions);
     for row in read_rows(&folder.steps())? {
         let row = row?;

@@ -2,10 +2,12 @@
 
 mod audit;
 mod bench;
+mod checkpoint;
 mod compare;
 mod describe;
 mod fail_on;
 mod interrupt;
+mod kept;
 mod memory;
 mod metrics;
 mod parts;
@@ -18,7 +20,7 @@ mod sweep;
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 pub use audit::{audit, Audit, Audited};
 pub use bench::bench;
@@ -33,6 +35,8 @@ pub use sweep::{plan_sweep, sweep, SweepFile};
 use crate::base::Step;
 use crate::config::Config;
 use crate::report::{RunFolder, Summary};
+use checkpoint::Left;
+use progress::say;
 use recorder::Recorder;
 
 /// How a run is made beside what it does.
@@ -49,7 +53,19 @@ struct Manner {
 /// # Errors
 /// Whatever is wrong with the experiment, its model or the disk. What was already reported stays.
 pub fn run(config: &Config, out: &Path) -> Result<Summary> {
-    run_in(|| Ok(RunFolder::create(out)?), config, Manner::default())
+    begin(|| Ok(RunFolder::create(out)?), config, Manner::default())
+}
+
+/// Goes on with a run that was interrupted, killed or has failed, from its last checkpoint; `None`
+/// where it has come to its end. What it leaves is what it would have left, except time.
+///
+/// # Errors
+/// A folder without a run or with one of another configuration, one that another process writes
+/// to, torn checkpoints; then as [`run`].
+pub fn resume(config: &Config, out: &Path) -> Result<Option<Summary>> {
+    let folder = RunFolder::open(out).context("no run to resume, start it without --resume")?;
+    let left = Left::open(folder, config)?;
+    left.map(|left| go_on(left, config, Manner::default())).transpose()
 }
 
 /// The tags of every row that a run of this configuration will write to `steps.jsonl`.
@@ -62,28 +78,50 @@ pub fn metric_tags(config: &Config) -> Vec<String> {
 ///
 /// # Errors
 /// A folder that cannot be read back.
-pub fn watch(expressions: &[FailOn], out: &Path, summary: &Summary) -> Result<Watch> {
-    Ok(fail_on::watch_run(expressions, &RunFolder::open(out)?, &summary.findings)?)
+pub fn watch(expressions: &[FailOn], out: &Path) -> Result<Watch> {
+    fail_on::watch_run(expressions, &RunFolder::open(out)?)
 }
 
-fn run_in(
+fn begin(
     folder: impl FnOnce() -> Result<RunFolder>,
     config: &Config,
     manner: Manner,
 ) -> Result<Summary> {
     // The session first: a run that cannot start leaves nothing.
     let mut session = Session::open(config)?;
-    let mut recorder = Recorder::create(folder()?, &session, manner.quiet)?;
-    let done = steps(&mut session, &mut recorder, manner.stop_after_spikes);
+    let folder = folder()?;
+    let claim = folder.claim(&config.to_json())?;
+    let mut recorder = Recorder::create((folder, claim), &session, manner.quiet)?;
+    let done = all(&mut session, &mut recorder, manner);
     recorder.finish(&session, done)
 }
 
-fn steps(session: &mut Session, recorder: &mut Recorder, enough: Option<u64>) -> Result<()> {
+fn go_on(left: Left, config: &Config, manner: Manner) -> Result<Summary> {
+    match left.step() {
+        Some(step) => say(&format!("{}: resuming after step {step}", config.name)),
+        None => say(&format!("{}: no checkpoint yet, starting anew", config.name)),
+    }
+    let (mut session, mut recorder, after) = left.resume(config, manner.quiet)?;
+    let done = match after {
+        Some(step) => steps(&mut session, &mut recorder, manner, step.get() + 1),
+        None => all(&mut session, &mut recorder, manner),
+    };
+    recorder.finish(&session, done)
+}
+
+fn all(session: &mut Session, recorder: &mut Recorder, manner: Manner) -> Result<()> {
     session.warm_start(|step, loss| {
         recorder.warm_step(step, loss)?;
         Ok(interrupt::check(|| format!("step {step} of the warm start"))?)
     })?;
-    for step in (1..=session.config.steps).map(Step::new) {
+    if session.config.trainer.warm_start.steps > 0 {
+        recorder.checkpoint(session, Step::new(0))?;
+    }
+    steps(session, recorder, manner, 1)
+}
+
+fn steps(session: &mut Session, recorder: &mut Recorder, manner: Manner, first: u64) -> Result<()> {
+    for step in (first..=session.config.steps).map(Step::new) {
         let mut clock = recorder.clock();
         let mut rollouts = session.generate(step)?;
         clock.lap("generate");
@@ -97,11 +135,15 @@ fn steps(session: &mut Session, recorder: &mut Recorder, enough: Option<u64>) ->
         let reports = updates.as_deref().unwrap_or_default();
         recorder.step(session, &comparison, &rollouts, reports, clock)?;
         updates?;
-        if enough.is_some_and(|spikes| recorder.spikes() >= spikes) {
+        if manner.stop_after_spikes.is_some_and(|enough| recorder.spikes() >= enough) {
             break;
         }
         if step.get() < session.config.steps {
-            interrupt::check(|| format!("step {step}"))?;
+            let asked = interrupt::check(|| format!("step {step}"));
+            if asked.is_err() || step.get().is_multiple_of(session.config.checkpoint.every) {
+                recorder.checkpoint(session, step)?;
+            }
+            asked?;
         }
     }
     recorder.leave_model(session)

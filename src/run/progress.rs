@@ -15,9 +15,13 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Where there is no bar, `quiet` says nothing at all.
-    pub(super) fn new(steps: u64, quiet: bool) -> Self {
-        Self { bar: bar(steps), steps, quiet }
+    /// `done` of `steps` are over. Where there is no bar, `quiet` says nothing at all.
+    pub(super) fn new(steps: u64, done: Step, quiet: bool) -> Self {
+        let bar = bar(steps);
+        if let Some(bar) = &bar {
+            bar.set_position(done.get());
+        }
+        Self { bar, steps, quiet }
     }
 
     fn line(&self, text: String, advance: bool) {

@@ -1,8 +1,12 @@
 //! The verbs of the loop: generate, score, compare, update.
 
+mod saved;
+
 use std::sync::Arc;
 
 use anyhow::Result;
+
+pub use saved::SessionState;
 
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::predict::{foretold_spikes, or_none, predict, Outline};
 use super::progress::say;
 use super::recorder::{tensorboard_writer, wall_time_s};
-use super::{run_in, Interrupted, Manner};
+use super::{begin, go_on, Interrupted, Left, Manner};
 use crate::base::Step;
 use crate::config::{self, Config, SweepSettings};
 use crate::report::sweep::{
@@ -19,7 +19,7 @@ use crate::report::sweep::{
     SweepPoint,
 };
 use crate::report::tensorboard::Writer;
-use crate::report::{self, RunFolder};
+use crate::report::{Claim, ReportError, RunFolder};
 
 /// What the sweep's folder keeps of its plan, to know it again.
 const PLAN: &str = "plan.json";
@@ -63,7 +63,7 @@ pub fn plan_sweep(file: SweepFile) -> Result<String> {
 pub fn sweep(file: SweepFile, out: Option<&Path>, resume: bool) -> Result<String> {
     let mut plan = Plan::of(file)?;
     let out = out.map_or_else(|| Path::new("runs").join(&plan.name), Path::to_owned);
-    let mut tensorboard = plan.claim(&out, resume)?;
+    let (_claim, mut tensorboard) = plan.claim(&out, resume)?;
     for point in &plan.points {
         say(&format!("{}: {}", point.name, foretold(&point.predicted)));
     }
@@ -136,21 +136,23 @@ impl Plan {
     }
 
     /// Takes the folder for this sweep, or finds it again.
-    fn claim(&self, out: &Path, resume: bool) -> Result<Writer> {
+    fn claim(&self, out: &Path, resume: bool) -> Result<(Claim, Writer)> {
         let plan = out.join(PLAN);
         let mine = json!({ "name": self.name, "stop_after_spikes": self.stop_after_spikes });
+        let text = format!("{mine:#}\n");
+        let mut claim;
         if resume {
-            let text = fs::read_to_string(&plan).with_context(|| {
-                format!(
-                    "no sweep to resume in {}, run it without --resume: cannot read {}",
-                    out.display(),
-                    plan.display()
-                )
-            })?;
-            let found: serde_json::Value = serde_json::from_str(&text)
-                .with_context(|| format!("{} is not a sweep's plan", plan.display()))?;
             ensure!(
-                found == mine,
+                plan.is_file(),
+                "no sweep to resume in {}, run it without --resume: there is no {}",
+                out.display(),
+                plan.display()
+            );
+            claim = Claim::take(&plan)?;
+            let found = claim.text()?;
+            // A start that was cut off has written the beginning of it.
+            ensure!(
+                text.starts_with(&found),
                 "{} holds another sweep: {found}, and this one is {mine}; pass another --out",
                 out.display()
             );
@@ -165,13 +167,14 @@ impl Plan {
                 out.display()
             );
             fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-            report::write_json(&plan, &mine)?;
+            claim = Claim::make(&plan)?;
         }
+        claim.write(&text)?;
         self.check_points(out)?;
         let tensorboard = out.join("tb");
         fs::create_dir_all(&tensorboard)
             .with_context(|| format!("cannot make {}", tensorboard.display()))?;
-        tensorboard_writer(&tensorboard)
+        Ok((claim, tensorboard_writer(&tensorboard)?))
     }
 
     /// No point that is done may be of another configuration.
@@ -211,12 +214,18 @@ impl Plan {
             return Ok(Outcome::Failed(error.expect("a point without a configuration says why")));
         };
         let tensorboard = out.join("tb").join(&point.name);
-        for left in [&folder, &tensorboard] {
-            discard(left)?;
-        }
-        let make = || Ok(RunFolder::create_beside(&folder, &tensorboard)?);
         let manner = Manner { stop_after_spikes: self.stop_after_spikes, quiet: true };
-        match run_in(make, config, manner) {
+        let ran = match left(&folder, &tensorboard, config)? {
+            Some(left) => go_on(left, config, manner),
+            None => {
+                for left in [&folder, &tensorboard] {
+                    discard(left)?;
+                }
+                let make = || Ok(RunFolder::create_beside(&folder, &tensorboard)?);
+                begin(make, config, manner)
+            }
+        };
+        match ran {
             Ok(_) => read_back(&folder),
             Err(error) if error.is::<Interrupted>() => Err(error),
             // What it measured before it failed is in its folder, the error beside it.
@@ -282,7 +291,16 @@ fn read_back(folder: &Path) -> Result<Outcome> {
     Ok(Outcome::Done { summary, gaps })
 }
 
-/// What an interrupted run of a point has left: it begins anew.
+/// What an interrupted run of a point has left, if it can go on.
+fn left(folder: &Path, tensorboard: &Path, config: &Config) -> Result<Option<Left>> {
+    let Ok(folder) = RunFolder::open_beside(folder, tensorboard) else { return Ok(None) };
+    match Left::open(folder, config) {
+        Err(error) if matches!(error.downcast_ref(), Some(ReportError::InUse { .. })) => Err(error),
+        left => Ok(left.ok().flatten()),
+    }
+}
+
+/// Clears away what cannot go on: its point begins anew.
 fn discard(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

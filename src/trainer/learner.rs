@@ -1,5 +1,7 @@
 //! The trainer: scores sequences before any update, and updates.
 
+mod snapshot;
+
 use rayon::prelude::*;
 
 use super::collective::SharedMemory;
@@ -11,6 +13,8 @@ use super::{
     adamw, grpo, Experience, Inspection, Sequence, SequenceScores, TrainerError, UpdateReport,
     WeightSet,
 };
+pub use snapshot::TrainerSnapshot;
+
 use crate::base::{Contract, TokenId, WeightVersion};
 use crate::config::{Fault, TrainerConfig, Update};
 use crate::model::{Block, Numerics, Plan, UnitBytes};

@@ -57,6 +57,19 @@ impl ShardedUnits {
         Ok(flat)
     }
 
+    /// Master weights and both moments, a shard a unit; `None` where there are no updates, which
+    /// leave nothing to remember.
+    pub(super) fn shards(&self) -> Option<[&[Vec<f32>]; 3]> {
+        let moments = self.moments.as_ref()?;
+        Some([&self.master, &moments.m, &moments.v])
+    }
+
+    /// The same, to write to.
+    pub(super) fn shards_mut(&mut self) -> Option<[&mut [Vec<f32>]; 3]> {
+        let moments = self.moments.as_mut()?;
+        Some([&mut self.master, &mut moments.m, &mut moments.v])
+    }
+
     /// Forgets the optimizer's past, as at the start.
     pub(super) fn reset_optimizer(&mut self) {
         if let Some(moments) = &mut self.moments {

@@ -1,12 +1,14 @@
 //! The gap of a step's requests against where their state lay.
 
+use serde::{Deserialize, Serialize};
+
 use super::scale::{LogScale, STRIP};
 use super::svg::{Anchor, Plot, BOTTOM, HALF, RED};
 use super::text::number;
-use crate::base::{BlockId, RequestId, Step};
+use crate::base::{float, BlockId, RequestId, Step};
 
 /// The requests of one step that hold recurrent state.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepBlocks {
     pub step: Step,
     /// The first block whose state address wraps, if the pool has it.
@@ -17,12 +19,13 @@ pub struct StepBlocks {
 }
 
 /// One request.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockGap {
     pub request: RequestId,
     /// The highest state block that any of its lives held.
     pub block: BlockId,
     /// Its largest gap, nats; infinite where a log-probability is not finite.
+    #[serde(with = "float")]
     pub gap: f64,
     /// Whether a `stale_state` finding lists it.
     pub stale: bool,

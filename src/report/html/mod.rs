@@ -10,11 +10,12 @@ mod trace;
 use std::fmt::Write;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::disk::write_atomic;
 use super::{Change, ReportError, Summary};
-use crate::base::{LogProb, Position};
+use crate::base::{float, LogProb, Position};
 use crate::gap::{self, Finding, StepGap};
 use text::{count, escape, number, optional, plain, visible};
 
@@ -38,14 +39,15 @@ pub struct Page<'a> {
 }
 
 /// One step in the charts.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepPoint {
     pub gap: StepGap,
+    #[serde(with = "float::optional")]
     pub reward_mean: Option<f64>,
 }
 
 /// One sampled token with its surroundings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorstToken {
     pub found: gap::WorstToken,
     /// In prompt + completion.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use serde::{Deserialize, Serialize};
+
 use super::scale::{linear_ticks, LogScale, STRIP};
 use super::svg::{Anchor, Plot, HALF};
 use super::text::{number, plain, shorten};
@@ -9,13 +11,13 @@ use crate::base::RequestId;
 use crate::gap::PairedToken;
 
 /// The tokens of a request that were compared, in completion order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     pub request: RequestId,
     pub tokens: Vec<TracedToken>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TracedToken {
     pub paired: PairedToken,
     pub text: String,

@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use super::disk::write_atomic;
 use super::{write_json, ReportError};
-use crate::base::Step;
+use crate::base::{float, Step};
 
 pub use map_png::spike_map_png;
 pub use saved::{read_steps, read_summary, SavedFinding, SavedSummary, StepGapRow};
@@ -61,9 +61,9 @@ pub struct Prediction {
     pub closed_form: Option<ClosedForm>,
     pub num_blocks: u64,
     pub first_wrapped_block: Option<u64>,
-    #[serde(serialize_with = "super::float::serialize")]
+    #[serde(serialize_with = "float::serialize")]
     pub blocks_per_step: f64,
-    #[serde(serialize_with = "super::float::serialize")]
+    #[serde(serialize_with = "float::serialize")]
     pub laps: f64,
     /// Where none of the steps spikes: the first one after them that would, as far as was looked.
     pub next_spike: Option<Step>,
@@ -77,10 +77,10 @@ pub struct Prediction {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClosedForm {
     /// Threshold block over blocks a step; the spike falls in the step that this rounds up to.
-    #[serde(serialize_with = "super::float::serialize")]
+    #[serde(serialize_with = "float::serialize")]
     pub first_spike_step: f64,
     /// Usable blocks over blocks a step.
-    #[serde(serialize_with = "super::float::serialize")]
+    #[serde(serialize_with = "float::serialize")]
     pub period: f64,
     /// First and last step of each.
     pub windows: Vec<(Step, Step)>,

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::float::{optional, JsonFloat};
 use super::super::rows::{Rows, Stepped};
 use super::super::{ReportError, Summary};
+use crate::base::float::{optional, JsonFloat};
 use crate::base::{BlockId, RequestId, Step};
 use crate::gap::{FindingKind, Legs, Tally};
 

@@ -22,16 +22,21 @@ pub struct FileName<'a> {
 impl FileName<'_> {
     /// The same name, its seconds moved past those of every event file in `folder`.
     pub(super) fn behind_all_in(self, folder: &Path) -> Result<Self, ReportError> {
-        let error = |source| ReportError::io("list", folder)(source);
-        let mut seconds = self.seconds;
-        for entry in fs::read_dir(folder).map_err(error)? {
-            let name = entry.map_err(error)?.file_name();
-            if let Some(theirs) = name.to_str().and_then(seconds_of) {
-                seconds = seconds.max(theirs.saturating_add(1));
-            }
-        }
+        let theirs = all_in(folder)?.iter().filter_map(|name| seconds_of(name)).max();
+        let seconds = theirs.map_or(0, |theirs| theirs.saturating_add(1)).max(self.seconds);
         Ok(Self { seconds, ..self })
     }
+}
+
+/// The names of all event files in a folder.
+pub(super) fn all_in(folder: &Path) -> Result<Vec<String>, ReportError> {
+    let error = |source| ReportError::io("list", folder)(source);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(error)? {
+        let name = entry.map_err(error)?.file_name().into_string().ok();
+        names.extend(name.filter(|name| name.starts_with(PREFIX)));
+    }
+    Ok(names)
 }
 
 impl fmt::Display for FileName<'_> {

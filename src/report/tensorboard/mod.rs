@@ -10,6 +10,7 @@ mod message;
 use std::collections::HashMap;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tensorboard_proto::event::{Event, SessionLog, SessionLog_SessionStatus};
 use tensorboard_proto::summary::Summary_Value;
@@ -18,7 +19,7 @@ use tensorboard_rs::record_writer::RecordWriter;
 pub use file_name::FileName;
 pub use layout::{Category, Chart, GAP_FIRST};
 
-use super::disk::Appender;
+use super::disk::{remove, Appender};
 use super::{ReportError, Scalar};
 use crate::base::Step;
 use crate::gap::Finding;
@@ -39,6 +40,29 @@ pub struct Image {
     /// Pixels.
     pub width: u32,
     pub height: u32,
+}
+
+/// An event file at some moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventFile {
+    pub name: String,
+    /// Its length then.
+    pub bytes: u64,
+}
+
+/// Brings a run's folder back to where it had these files: they are cut to their lengths, and event
+/// files of other names go.
+pub fn rewind(folder: &Path, files: &[EventFile]) -> Result<(), ReportError> {
+    for name in file_name::all_in(folder)? {
+        let path = folder.join(&name);
+        if files.iter().all(|file| file.name != name) {
+            remove(&path)?;
+        }
+    }
+    for EventFile { name, bytes } in files {
+        Appender::reopen(&folder.join(name), *bytes)?;
+    }
+    Ok(())
 }
 
 /// One event file. Wall times are seconds since 1970 and come from the caller, as steps do.
@@ -77,18 +101,27 @@ impl Writer {
         Ok(writer)
     }
 
+    /// A further file of a run. Its name sorts behind those before, because readers take files in
+    /// the order of names.
+    pub fn follow(
+        folder: &Path,
+        name: &FileName<'_>,
+        wall_time_s: f64,
+    ) -> Result<Self, ReportError> {
+        Self::create(folder, &name.behind_all_in(folder)?, wall_time_s)
+    }
+
     /// Goes on with a run in a new file, whose first step is `first_step`.
     ///
     /// The file says so in its second record, and readers drop what earlier files hold of that step
-    /// and later ones. Its name sorts behind theirs, because readers take files in the order of
-    /// names.
+    /// and later ones, whatever the tag.
     pub fn resume(
         folder: &Path,
         name: &FileName<'_>,
         wall_time_s: f64,
         first_step: Step,
     ) -> Result<Self, ReportError> {
-        let mut writer = Self::create(folder, &name.behind_all_in(folder)?, wall_time_s)?;
+        let mut writer = Self::follow(folder, name, wall_time_s)?;
         writer.first_step = signed(first_step)?;
         let mut log = SessionLog::new();
         log.set_status(SessionLog_SessionStatus::START);
@@ -221,6 +254,14 @@ impl Writer {
             self.buffer.clear();
         }
         Ok(())
+    }
+
+    /// As [`Self::flush`], through to the disk; returns the file as it is now.
+    pub fn sync(&mut self) -> Result<EventFile, ReportError> {
+        self.flush()?;
+        let bytes = self.file.sync()?;
+        let name = self.file.path().file_name().expect("an event file has a name");
+        Ok(EventFile { name: name.to_string_lossy().into_owned(), bytes })
     }
 
     /// One event with all values, or an error and no event.

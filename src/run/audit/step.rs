@@ -9,9 +9,8 @@ use serde::Serialize;
 
 use super::native::{self, NativeRecord};
 use super::Input;
-use crate::base::{BlockId, RequestId, Step};
+use crate::base::{BlockId, JsonFloat, RequestId, Step};
 use crate::gap::{self, Evidence, Finding, Legs, Metric, Pairs};
-use crate::report::JsonFloat;
 use crate::rollout::import::{Checks, ImportError, Records, Source};
 use crate::rollout::Rollout;
 use crate::run::fail_on::Watch;

@@ -42,13 +42,18 @@ impl<'de> Deserialize<'de> for JsonFloat {
     }
 }
 
-/// For fields: `#[serde(serialize_with = "float::serialize")]`.
-pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+/// For fields: `#[serde(with = "float")]`.
+pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     JsonFloat(*value).serialize(serializer)
 }
 
+/// As [`serialize`].
+pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(JsonFloat::deserialize(from)?.0)
+}
+
 /// For fields that may be absent, which is `null`: `#[serde(with = "float::optional")]`.
-pub(super) mod optional {
+pub mod optional {
     use super::{Deserialize, Deserializer, JsonFloat, Serialize, Serializer};
 
     pub fn serialize<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,0 +1,43 @@
+//! What a checkpoint keeps of an idle engine. Weights come from the trainer again; the batch keeps
+//! nothing from a step whose requests are all done.
+
+use super::{Engine, EngineError};
+use crate::config::BatchSplit;
+use crate::engine::SchedulerSnapshot;
+
+impl Engine {
+    /// Free list, owners, generations and counts; not the pages' bytes.
+    #[must_use]
+    pub fn snapshot(&self) -> SchedulerSnapshot {
+        self.scheduler.snapshot()
+    }
+
+    /// Goes on from a snapshot; the pages' bytes stay as they are.
+    ///
+    /// # Errors
+    /// A pool of another size or a damaged one; the engine is then as it was.
+    pub fn restore(&mut self, snapshot: SchedulerSnapshot) -> Result<(), EngineError> {
+        self.scheduler.restore(snapshot)
+    }
+
+    /// The bytes of all pages, a buffer at a time.
+    pub fn pages(&self) -> impl Iterator<Item = &[u8]> {
+        self.pages.buffers()
+    }
+
+    /// The same, to write to.
+    pub fn pages_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.pages.buffers_mut()
+    }
+
+    /// Whether a request may read bytes that it has not written, so that what it computes depends
+    /// on what the pages hold. False only of policies that are known to write before they read.
+    #[must_use]
+    pub fn may_read_stale(&self) -> bool {
+        let config = &self.config;
+        let wraps = |block: crate::base::BlockId| block.get() < self.pool().num_blocks();
+        config.batch_split != BatchSplit::IsPrefilling
+            || self.layout().first_wrapped_block(config.state_index_bits).is_some_and(wraps)
+            || !config.faults.is_empty()
+    }
+}
