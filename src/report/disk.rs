@@ -47,6 +47,15 @@ pub(super) fn remove(path: &Path) -> Result<(), ReportError> {
     }
 }
 
+/// That a file still holds what it once held.
+pub fn check_length(path: &Path, due: u64) -> Result<(), ReportError> {
+    let found = fs::metadata(path).map_err(ReportError::io("read", path))?.len();
+    if found < due {
+        return Err(ReportError::Shortened { path: path.to_owned(), found, due });
+    }
+    Ok(())
+}
+
 /// A file that grows by whole pieces.
 #[derive(Debug)]
 pub(super) struct Appender {
@@ -67,10 +76,7 @@ impl Appender {
     pub(super) fn reopen(path: &Path, len_bytes: u64) -> Result<Self, ReportError> {
         let file = OpenOptions::new().append(true).open(path);
         let file = file.map_err(ReportError::io("open", path))?;
-        let found = file.metadata().map_err(ReportError::io("read", path))?.len();
-        if found < len_bytes {
-            return Err(ReportError::Shortened { path: path.to_owned(), found, due: len_bytes });
-        }
+        check_length(path, len_bytes)?;
         file.set_len(len_bytes).map_err(ReportError::io("truncate", path))?;
         Ok(Self { path: path.to_owned(), file, len_bytes })
     }

@@ -21,6 +21,7 @@ pub mod tensorboard;
 
 pub use checkpoint::{write_checkpoint, SavedArray, SavedCheckpoint};
 pub use claim::Claim;
+pub use disk::check_length;
 pub use error::ReportError;
 pub use folder::RunFolder;
 pub use json::{write_json, StepLog};

@@ -76,6 +76,7 @@ impl Left {
             return Ok(None);
         }
         let last = latest(&folder, config)?;
+        last.iter().try_for_each(|(_, state)| state.recorder.check(&folder))?;
         Ok(Some(Self { folder, claim, last }))
     }
 

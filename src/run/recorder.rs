@@ -19,7 +19,7 @@ use crate::gap::{self, Tally};
 use crate::model::save_folder;
 use crate::report::html::{self, Page};
 use crate::report::tensorboard::{self, EventFile, FileName, SessionEnd, Writer, GAP_FIRST};
-use crate::report::{self, parquet, Claim, ReportError, RunFolder, StepLog, Summary};
+use crate::report::{self, check_length, parquet, Claim, ReportError, RunFolder, StepLog, Summary};
 use crate::rollout::Rollout;
 use crate::trainer::UpdateReport;
 
@@ -50,6 +50,17 @@ pub(super) struct RecorderState {
     timing: u64,
     tensorboard: Vec<EventFile>,
     kept: Kept,
+}
+
+impl RecorderState {
+    /// That the files are at least as long as they were, before any of them is cut.
+    pub(super) fn check(&self, folder: &RunFolder) -> Result<(), ReportError> {
+        check_length(&folder.steps(), self.steps)?;
+        check_length(&folder.timing(), self.timing)?;
+        let tensorboard = folder.tensorboard();
+        let mut files = self.tensorboard.iter();
+        files.try_for_each(|file| check_length(&tensorboard.join(&file.name), file.bytes))
+    }
 }
 
 /// Seconds of each part of a step, in order.

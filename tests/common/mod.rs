@@ -3,6 +3,7 @@
 
 pub mod dense;
 pub mod play;
+pub mod records;
 pub mod run;
 pub mod shapes;
 

@@ -92,8 +92,8 @@ fn a_resumed_run_goes_on_in_a_later_file_that_says_where() {
     let mut first = Writer::create(folder.path(), &NAME, 0.0).unwrap();
     first.scalars(Step::new(150), 0.0, &[scalar("a", 1.0)]).unwrap();
     first.flush().unwrap();
-    // In the same second, by a process whose number sorts first.
-    let name = FileName { pid: 1, ..NAME };
+    // By a process whose number sorts first, in the same second or with the clock set back.
+    let name = FileName { pid: 1, seconds: NAME.seconds - 3600, ..NAME };
     let mut second = Writer::resume(folder.path(), &name, 9.0, Step::new(100)).unwrap();
     assert!(second.scalars(Step::new(99), 9.0, &[scalar("a", 1.0)]).is_err());
     second.scalars(Step::new(100), 9.0, &[scalar("a", 2.0)]).unwrap();
