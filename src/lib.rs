@@ -38,7 +38,8 @@
 //! * [`gap`]: pairing, measures, floor, verdicts. Records in, numbers out: never a file, a clock, a
 //!   setting or the name of a planted fault.
 //! * [`report`]: TensorBoard, Parquet, JSON, one HTML page. Never a decision, never a clock.
-//! * [`run`]: the loop, benchmarks, dry runs. It alone reads the clock. Never mathematics.
+//! * [`run`]: the loop, checkpoints, benchmarks, dry runs. It alone reads the clock. Never
+//!   mathematics.
 //!
 //! # Where a new line goes
 //!

@@ -47,7 +47,8 @@ enum Command {
         /// Where the sweep goes [default: runs/NAME]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Go on with a sweep that was interrupted: points that are done stay
+        /// Go on with a sweep that was interrupted or killed: points that are done stay, the one
+        /// under way goes on from its last checkpoint
         #[arg(long)]
         resume: bool,
         /// Print every point and the spikes it is predicted to have, and stop

@@ -12,7 +12,11 @@ pub enum ReportError {
     #[error("cannot make the run folder {}: {source}; pass another --out", path.display())]
     MakeFolder { path: PathBuf, source: io::Error },
 
-    #[error("the run folder {} already holds a run ({file}); pass another --out", folder.display())]
+    #[error(
+        "the run folder {} already holds a run ({file}): pass --resume to go on with it, or \
+         another --out",
+        folder.display()
+    )]
     RunExists { folder: PathBuf, file: &'static str },
 
     #[error(

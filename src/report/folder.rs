@@ -197,7 +197,8 @@ mod tests {
             assert_eq!(
                 RunFolder::create(&root).unwrap_err().to_string(),
                 format!(
-                    "the run folder {} already holds a run ({mark}); pass another --out",
+                    "the run folder {} already holds a run ({mark}): pass --resume to go on with \
+                     it, or another --out",
                     root.display()
                 )
             );

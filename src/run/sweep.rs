@@ -70,7 +70,7 @@ pub fn sweep(file: SweepFile, out: Option<&Path>, resume: bool) -> Result<String
     write_sweep(&out, &plan.sweep())?;
     plan.draw(&mut tensorboard)?;
     for index in 0..plan.points.len() {
-        let done = plan.done_before(index, &out);
+        let done = plan.done_before(index, &out)?;
         let is_new = done.is_none();
         plan.points[index].outcome = match done {
             Some(outcome) => outcome,
@@ -197,13 +197,18 @@ impl Plan {
 
     /// What came of a point whose run came to its end before. One that cannot be read back runs
     /// again.
-    fn done_before(&self, index: usize, out: &Path) -> Option<Outcome> {
+    fn done_before(&self, index: usize, out: &Path) -> Result<Option<Outcome>> {
         let folder = point_folder(out, &self.points[index].name);
         let done = |outcome: &Outcome| match outcome {
             Outcome::Done { summary, .. } => summary.error.is_none(),
             Outcome::Pending | Outcome::Failed(_) => false,
         };
-        read_back(&folder).ok().filter(done)
+        let done = read_back(&folder).ok().filter(done);
+        if done.is_some() {
+            // Its process may have been killed before it did so.
+            RunFolder::open(&folder)?.drop_checkpoints()?;
+        }
+        Ok(done)
     }
 
     fn run(&self, index: usize, out: &Path) -> Result<Outcome> {

@@ -236,7 +236,8 @@ fn a_run_is_never_written_over() {
     let args = ["run", SMALL, "--out", out, "--set", "steps=1"];
     assert_eq!(outcome(&args).0, Some(0));
     let before = fs::read(root.join("summary.json")).expect("a summary");
-    let held = "already holds a run (summary.json); pass another --out";
+    let held =
+        "already holds a run (summary.json): pass --resume to go on with it, or another --out";
     refused(&args, &format!("the run folder {out} {held}"));
     assert_eq!(fs::read(root.join("summary.json")).expect("a summary"), before);
 }

@@ -1,11 +1,12 @@
 //! The files of a whole run.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 use gapscope::report::parquet::TokenRow;
 use serde_json::{json, Value};
 
-use crate::common::run::Run;
+use crate::common::run::{set, Run, SMALL};
 use crate::{check_layout, read_lines_with, read_with};
 
 /// A tag's values as TensorBoard holds them, f32, with absent steps left out.
@@ -72,6 +73,39 @@ fn tensorboard_reads_back_a_run() {
     assert_eq!(hparams["engine.faults"], "[\"engine_weight_ulp\"]");
     assert_eq!((&hparams["seed"], &hparams["trainer.kl_coef"]), (&json!(3.0), &json!(0.1)));
     assert_eq!(found["hparams"]["session_end"]["status"], "STATUS_SUCCESS");
+}
+
+/// A run that was killed and resumed reads as one that was not: each step once, the warm start's
+/// points too, which are counted apart.
+#[test]
+fn tensorboard_reads_each_step_of_a_killed_run_once() {
+    for warm in [0, 9] {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("run");
+        let warm_start = format!("trainer.warm_start.steps={warm}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gapscope"));
+        command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["run", SMALL]);
+        command.args(set(&["steps=12", "checkpoint.every=3", &warm_start]));
+        command.arg("--out").arg(&root);
+        let mut killed = command.spawn().unwrap();
+        while !root.join("rollouts/step-00005.parquet").exists() {
+            assert_eq!(killed.try_wait().unwrap(), None, "it ended before its fifth step");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        assert!(command.arg("--resume").status().unwrap().success());
+
+        let Some(found) = read_with("read_tensorboard.py", &[&root.join("tb")]) else { return };
+        assert_eq!(found["files"].as_array().unwrap().len(), 2);
+        let steps = |tag: &str| -> Vec<u64> {
+            let points = found["scalars"][tag].as_array().map_or(&[][..], Vec::as_slice);
+            points.iter().map(|point| point[0].as_u64().unwrap()).collect()
+        };
+        assert_eq!(steps("gap/logp_abs_diff_max"), (1..=12).collect::<Vec<_>>());
+        assert_eq!(steps("perf/score_s"), (1..=12).collect::<Vec<_>>());
+        assert_eq!(steps("warm_start/loss"), (1..=warm).collect::<Vec<_>>());
+    }
 }
 
 /// The three lines of polars find the tokens that the records hold.

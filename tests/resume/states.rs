@@ -135,7 +135,8 @@ fn what_cannot_is_refused_and_left_as_it_is() {
     check("no folder", resume, "no run to resume, start it without --resume: ", &|run| {
         fs::remove_dir_all(run).expect("removed");
     });
-    check("without resume", &[], "already holds a run (steps.jsonl); pass another --out", &|_| {});
+    let says = "already holds a run (steps.jsonl): pass --resume to go on with it, or";
+    check("without resume", &[], says, &|_| {});
     let other = ["--resume", "--set", "seed=9", "--set", "steps=41"];
     let says = "was run with seed = 3, and here it is 9: resume a run with its own configuration";
     check("another configuration", &other, says, &|_| {});
