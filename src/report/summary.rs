@@ -70,7 +70,7 @@ pub struct Summary {
     /// pool that it has not written, or the checkpoints hold them. The same whether this run was
     /// resumed or not.
     pub resume_exact: bool,
-    /// Seconds; the only time in this file.
+    /// Seconds of the process that ended the run; the only time in this file.
     #[serde(serialize_with = "float")]
     pub wall_s: f64,
 }
