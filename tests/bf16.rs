@@ -8,6 +8,7 @@ use gapscope::base::{RequestId, Stream, TokenId};
 use gapscope::config::{Config, Dtype};
 use gapscope::engine::{Completion, Engine, GenerationRequest};
 use gapscope::model::{load_master, save_folder, Plan};
+use gapscope::ops::array::Device;
 use gapscope::trainer::{Inspection, Sequence, Trainer};
 
 /// The fixture, converted and read back.
@@ -30,7 +31,7 @@ fn settings(dtype: &str, state: &str) -> Config {
 fn trainer(config: &Config) -> Trainer {
     let (plan, units) = model();
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    Trainer::new(plan, num, config.trainer.clone(), &units)
+    Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &units)
 }
 
 fn inspect(dtype: &str, state: &str) -> Vec<Inspection> {
@@ -97,7 +98,8 @@ fn decode_prefill_and_trainer_agree_bit_for_bit() {
         let num = model().0.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
         let (contract, seed) = (config.contract(), config.seed);
         let mut engine =
-            Engine::new(model().0, num, config.engine.clone(), contract, seed).expect("an engine");
+            Engine::new(&Device::Cpu, model().0, num, config.engine.clone(), contract, seed)
+                .expect("an engine");
         let weights = trainer.hand_over().expect("hand over");
         engine.load(weights.version, weights.units);
         let done = generate(&config, &mut engine);

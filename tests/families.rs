@@ -196,9 +196,9 @@ fn fed(engine: &Engine, row: &[TokenId], pieces: &[usize], phase: Phase) -> Insp
             layer += 1;
         };
         let feeds = [Feed { sequence: 0, phase, tokens }];
-        let x_th = scratch.feed(engine.runner(), &feeds, &mut observe);
-        last.extend(engine.runner().norm(&x_th));
-        seen.logits.extend(engine.runner().logits(&x_th));
+        let x_th = scratch.feed(engine.runner(), &feeds, Some(&mut observe));
+        last.extend(engine.runner().norm(&x_th).into_host());
+        seen.logits.extend(engine.runner().logits(&x_th).into_host());
         at += len;
     }
     assert_eq!(at, row.len(), "the pieces are the row");

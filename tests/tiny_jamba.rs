@@ -72,8 +72,8 @@ fn a_narrow_index_spares_a_prefill_in_chunks_and_loses_the_decode() {
     let mut scratch = narrow.scratch(12);
     let mut feed = |phase, tokens| {
         let feeds = [Feed { sequence: 11, phase, tokens }];
-        let x_th = scratch.feed(narrow.runner(), &feeds, &mut |_| {});
-        narrow.runner().logits(&x_th)
+        let x_th = scratch.feed(narrow.runner(), &feeds, None);
+        narrow.runner().logits(&x_th).into_host()
     };
     let chunked = [&row[..7], &row[7..20]].map(|tokens| feed(Phase::Prefill, tokens)).concat();
     assert_eq!(chunked, whole.logits[..20 * 256]);
@@ -94,8 +94,8 @@ fn a_decode_reads_what_a_prefill_of_its_batch_has_stored() {
     for (other, spoiled) in [(7, false), (8, true)] {
         let mut scratch = narrow.scratch(9);
         let mut feed = |feeds: &[Feed<'_>]| {
-            let x_th = scratch.feed(narrow.runner(), feeds, &mut |_| {});
-            narrow.runner().logits(&x_th)
+            let x_th = scratch.feed(narrow.runner(), feeds, None);
+            narrow.runner().logits(&x_th).into_host()
         };
         feed(&[Feed { sequence: 1, phase: Phase::Prefill, tokens: &victim[..10] }]);
         let logits = feed(&[

@@ -7,8 +7,6 @@ mod snapshot;
 
 use std::collections::HashMap;
 
-use rayon::prelude::*;
-
 use super::{
     BlockMemory, BlockPool, CacheSpec, Completion, EngineError, Feed, GenerationRequest, Layout,
     Limits, PersistentBatch, Phase, Runner, SampledToken, Scheduler, Scratch, Statistics,
@@ -16,13 +14,15 @@ use super::{
 };
 use crate::base::{Contract, LogProb, Noise, Position, TokenId, WeightVersion};
 use crate::config::{EngineConfig, Fault};
-use crate::model::{combine_fingerprints, Model, Numerics, Plan, UnitBytes};
+use crate::model::{combine_fingerprints, Model, Numerics, Plan, UnitBytes, UnitSpec};
+use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
-use crate::ops::sampling::Sampler;
+use crate::ops::sampling::{log_prob_rows, sample_rows};
 
 /// The embedded engine.
 #[derive(Debug)]
 pub struct Engine {
+    device: Device,
     plan: Plan,
     num: Numerics,
     config: EngineConfig,
@@ -50,6 +50,7 @@ impl Engine {
     /// # Errors
     /// A layout that cannot be, a pool too small for one request or too large for this machine.
     pub fn new(
+        device: &Device,
         plan: Plan,
         num: Numerics,
         config: EngineConfig,
@@ -62,9 +63,10 @@ impl Engine {
             let bytes = layout.block_bytes() * u64::from(num_blocks);
             return Err(EngineError::PoolTooLarge { num_blocks, bytes });
         }
-        let pages = Pages::new(layout.num_buffers, num_blocks, layout.page_bytes);
+        let pages = Pages::new(device, layout.num_buffers, num_blocks, layout.page_bytes);
         let pool = BlockPool::new(num_blocks, config.free_list);
         Ok(Self {
+            device: device.clone(),
             scheduler: Scheduler::new(Limits::from(&config), layout, pool),
             batch: PersistentBatch::new(config.batch_split, config.force_prefill),
             noise: Noise::new(seed),
@@ -83,11 +85,11 @@ impl Engine {
         if self.config.faults.contains(&Fault::EngineWeightUlp) {
             units[0].bump_ulp(self.plan.units[0].tensors[0].len());
         }
-        let of_unit = |(unit, spec): (&UnitBytes, &crate::model::UnitSpec)| {
-            unit.fingerprints(spec).collect::<Vec<_>>()
-        };
-        let fingerprints: Vec<u64> = units.iter().zip(&self.plan.units).flat_map(of_unit).collect();
-        let model = Model::load(&self.plan, &units);
+        let each = units.iter().zip(&self.plan.units);
+        let of_unit =
+            |(unit, spec): (&UnitBytes, &UnitSpec)| unit.fingerprints(spec).collect::<Vec<_>>();
+        let fingerprints: Vec<u64> = each.flat_map(of_unit).collect();
+        let model = Model::load(&self.plan, &units, &self.device);
         let bits = self.config.state_index_bits;
         let layout = self.scheduler.layout();
         let runner = Runner::new(self.num, layout, model, bits);
@@ -124,7 +126,7 @@ impl Engine {
         let batch = self.batch.build(&plan, &self.scheduler);
         self.scheduler.note_rows(&plan, &batch.rows);
         let weights = self.weights.as_ref().expect("weights are loaded before the first step");
-        let x_th = weights.runner.forward(&mut self.pages, &batch, &mut |_| {});
+        let x_th = weights.runner.forward(&mut self.pages, &batch, None);
         let sampled = sample(&weights.runner, &self.noise, &self.contract, &batch, &x_th);
         let finished = self.scheduler.update(&plan, &sampled);
         let complete = |one: super::Finished| {
@@ -137,28 +139,25 @@ impl Engine {
     /// in a private pool.
     #[must_use]
     pub fn score_prefill<'a>(&self, sequences: &[(&'a [TokenId], usize)]) -> Vec<Vec<LogProb>> {
-        let runner = &self.weights().runner;
+        let (runner, device) = (&self.weights().runner, &self.device);
         let mut scores = Vec::with_capacity(sequences.len());
-        for group in sequences.chunks(rayon::current_num_threads()) {
+        for group in sequences.chunks(device.parallelism()) {
             let feed = |(sequence, &(tokens, _)): (usize, &(&'a [TokenId], usize))| Feed {
                 sequence,
                 phase: Phase::Prefill,
                 tokens,
             };
             let feeds: Vec<_> = group.iter().enumerate().map(feed).collect();
-            let x_th = self.scratch(group.len()).feed(runner, &feeds, &mut |_| {});
-            let width = x_th.len() / group.iter().map(|(tokens, _)| tokens.len()).sum::<usize>();
-            let mut rest = x_th.as_slice();
-            let rows = group.iter().map(|(tokens, _)| {
-                let (mine, after) = rest.split_at(tokens.len() * width);
-                rest = after;
-                mine
-            });
-            let work: Vec<_> = group.iter().zip(rows).collect();
-            let score = |(&(tokens, prompt_len), x_th): &(&(&[TokenId], usize), &[f32])| {
-                score_targets(runner, &self.contract, tokens, prompt_len, x_th)
+            let x_th = self.scratch(group.len()).feed(runner, &feeds, None);
+            let mut end = 0;
+            let place = |&(tokens, prompt_len): &(&'a [TokenId], usize)| {
+                end += tokens.len();
+                (end - tokens.len() + prompt_len - 1, &tokens[prompt_len..])
             };
-            scores.par_extend(work.par_iter().map(score));
+            let mut work: Vec<_> = group.iter().map(place).collect();
+            scores.extend(device.map(&mut work, |_, &mut (first, targets)| {
+                log_probs(runner, &self.contract, &x_th, first, targets)
+            }));
         }
         scores
     }
@@ -166,7 +165,7 @@ impl Engine {
     /// A private pool with room for `sequences`, to feed [`Self::runner`] with.
     #[must_use]
     pub fn scratch(&self, sequences: usize) -> Scratch {
-        Scratch::new(self.scheduler.layout(), sequences)
+        Scratch::new(&self.device, self.scheduler.layout(), sequences)
     }
 
     /// The loaded model.
@@ -226,54 +225,45 @@ fn sample(
     noise: &Noise,
     contract: &Contract,
     batch: &StepBatch,
-    x_th: &[f32],
+    x_th: &Array,
 ) -> Vec<Option<SampledToken>> {
-    let width = x_th.len() / batch.tokens.len();
     let rows: Vec<usize> = (0..batch.rows.len()).filter(|&row| batch.rows[row].samples).collect();
-    let share = rows.len().div_ceil(rayon::current_num_threads()).clamp(1, LOGIT_ROWS);
+    let device = runner.device();
+    let share = rows.len().div_ceil(device.parallelism()).clamp(1, LOGIT_ROWS);
     let draw = |rows: &[usize]| {
-        let last = |&row: &usize| {
-            let end = batch.rows[row].span().floats(width).end;
-            &x_th[end - width..end]
-        };
-        let logits = runner.logits(&rows.iter().flat_map(last).copied().collect::<Vec<_>>());
-        let mut sampler = Sampler::default();
-        let one = |(&row, logits_v): (&usize, &[f32])| {
+        let last = |&row: &usize| batch.rows[row].token_start + batch.rows[row].span().len - 1;
+        let last: Vec<usize> = rows.iter().map(last).collect();
+        let logits = runner.logits(&x_th.gather_rows(runner.hidden(), &last));
+        let uniform = |&row: &usize| {
             let at = batch.rows[row];
-            let position = Position::new(at.computed_tokens + at.scheduled_tokens);
-            let uniform = noise.uniform(at.request, position);
-            let (token, logp) = sampler.sample(logits_v, uniform, contract);
-            (at.plan_index, batch.sampled(row, token, logp))
+            noise.uniform(at.request, Position::new(at.computed_tokens + at.scheduled_tokens))
         };
-        rows.iter().zip(logits.chunks_exact(runner.vocab())).map(one).collect::<Vec<_>>()
+        let noise: Vec<f64> = rows.iter().map(uniform).collect();
+        sample_rows(&logits, runner.vocab(), &noise, contract)
     };
-    let drawn: Vec<_> = rows.par_chunks(share).flat_map_iter(draw).collect();
+    let mut parts: Vec<&[usize]> = rows.chunks(share).collect();
+    let drawn = device.map(&mut parts, |_, rows| draw(rows));
     let mut sampled = vec![None; batch.rows.len()];
-    for (plan_index, token) in drawn {
-        sampled[plan_index] = Some(token);
+    for (&row, (token, logp)) in rows.iter().zip(drawn.into_iter().flatten()) {
+        sampled[batch.rows[row].plan_index] = Some(batch.sampled(row, token, logp));
     }
     sampled
 }
 
-/// log p of each token from `prompt_len` on, from the sequence's own rows `[T, H]`.
-fn score_targets(
+/// log p of each target from the rows `first..` of x[T, H], one a target.
+pub fn log_probs(
     runner: &Runner,
     contract: &Contract,
-    tokens: &[TokenId],
-    prompt_len: usize,
-    x_th: &[f32],
+    x_th: &Array,
+    first: usize,
+    targets: &[TokenId],
 ) -> Vec<LogProb> {
-    let width = x_th.len() / tokens.len();
-    let rows = &x_th[(prompt_len - 1) * width..(tokens.len() - 1) * width];
-    let mut sampler = Sampler::default();
-    let mut scores = Vec::with_capacity(tokens.len() - prompt_len);
-    let targets = tokens[prompt_len..].chunks(LOGIT_ROWS);
-    for (targets, rows) in targets.zip(rows.chunks(LOGIT_ROWS * width)) {
-        let logits = runner.logits(rows);
-        let each = targets.iter().zip(logits.chunks_exact(runner.vocab()));
-        scores.extend(each.map(|(token, row)| sampler.log_prob(row, *token, contract)));
-    }
-    scores
+    let part = |(i, targets): (usize, &[TokenId])| {
+        let start = first + i * LOGIT_ROWS;
+        let rows = x_th.row_range(runner.hidden(), start..start + targets.len());
+        log_prob_rows(&runner.logits(&rows), runner.vocab(), targets, contract)
+    };
+    targets.chunks(LOGIT_ROWS).enumerate().flat_map(part).collect()
 }
 
 #[cfg(test)]
@@ -290,7 +280,8 @@ mod tests {
         let config = config::parse(text, "test.toml", &[]).expect("a valid config");
         let plan = Plan::new(Preset::Jamba3bShape.config());
         let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-        let error = Engine::new(plan, num, config.engine, Contract::PLAIN, 0).expect_err("no room");
+        let error = Engine::new(&Device::Cpu, plan, num, config.engine, Contract::PLAIN, 0)
+            .expect_err("no room");
         let expected = "the pool of 4294967295 blocks takes 3377699719741440 bytes, which this \
             machine does not give: lower engine.num_gpu_blocks_override or engine.device_memory";
         assert_eq!(error.to_string(), expected);

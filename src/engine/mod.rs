@@ -25,7 +25,7 @@ pub use batch::{PersistentBatch, Row, StepBatch};
 pub use completion::{
     Completion, FinishReason, GenerationRequest, Life, Phase, SampledToken, StateBlock,
 };
-pub use embedded::{block_memory, layout, Engine};
+pub use embedded::{block_memory, layout, log_probs, Engine};
 pub use error::EngineError;
 pub use layout::{
     BlockMemory, CacheKind, CacheSpec, CacheView, Group, LayerCache, LayerPlace, Layout,
@@ -34,6 +34,6 @@ pub use plan::{Admission, Scheduled, StepPlan};
 pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
 pub use replay::{Cause, Forecast, Misread, Replay, Source};
 pub use request::{Finished, Request};
-pub use runner::Runner;
+pub use runner::{Observer, Runner};
 pub use scheduler::{Limits, Scheduler, SchedulerSnapshot, Statistics};
 pub use scratch::{Feed, Scratch};

@@ -8,12 +8,16 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::{CacheView, LayerPlace, Layout, Phase, Row, StepBatch};
-use crate::base::{BlockId, GroupId};
-use crate::model::{Block, Context, MambaState, Model, Numerics, Projected, Span};
+use crate::base::GroupId;
+use crate::model::{Block, Model, Numerics, Span, Spans};
+use crate::ops::array::{Array, Device};
+use crate::ops::attention::{Contexts, Projected, Tables};
 use crate::ops::pages::{KeyValueView, Pages, StateView};
+use crate::ops::state::{StateRow, States};
+
+/// Sees a layer's input, `[num_tokens, H]`, layer after layer.
+pub type Observer<'a> = &'a mut dyn FnMut(&[f32]);
 
 /// The model as the engine runs it, over pages that the caller owns.
 #[derive(Debug)]
@@ -23,20 +27,23 @@ pub struct Runner {
     places: Vec<LayerPlace>,
     /// Width of slot x stride in a prefill row's state load and store. Decode is always 64 bits.
     state_index_bits: u32,
+    device: Device,
 }
 
-/// Rows that one thread takes through a layer, and their tokens in the batch.
-#[derive(Clone, Debug)]
+/// Rows that go through a layer together, and their tokens in the batch.
+#[derive(Debug)]
 struct Chunk {
     rows: Range<usize>,
-    tokens: Range<usize>,
-    spans: Vec<Span>,
+    spans: Spans,
+    /// The residual stream, `[T, H]`.
+    x_th: Array,
 }
 
 impl Runner {
     #[must_use]
     pub fn new(num: Numerics, layout: &Layout, model: Model, state_index_bits: u32) -> Self {
-        Self { model, num, places: layout.layers.clone(), state_index_bits }
+        let device = model.root.device();
+        Self { model, num, places: layout.layers.clone(), state_index_bits, device }
     }
 
     /// Entries of the vocabulary.
@@ -45,171 +52,144 @@ impl Runner {
         self.model.root.vocab()
     }
 
-    /// What left the last layer, `[num_tokens, H]`. `observe` sees each layer's input in turn.
+    /// Width of the residual stream.
+    #[must_use]
+    pub fn hidden(&self) -> usize {
+        self.model.root.hidden()
+    }
+
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What left the last layer, `[num_tokens, H]`. `observe` sees each layer's input, at the price
+    /// of a copy.
     pub fn forward(
         &self,
         pages: &mut Pages,
         batch: &StepBatch,
-        observe: &mut dyn FnMut(&[f32]),
-    ) -> Vec<f32> {
-        let mut x_th = self.model.root.embed(batch.tokens.iter().copied());
-        let decodes = cut(batch, 0..batch.num_decodes);
-        let prefills = cut(batch, batch.num_decodes..batch.rows.len());
-        let all = [decodes.as_slice(), &prefills].concat();
+        mut observe: Option<Observer<'_>>,
+    ) -> Array {
+        let mut decodes = self.cut(batch, 0..batch.num_decodes);
+        let mut prefills = self.cut(batch, batch.num_decodes..batch.rows.len());
         for (layer, block) in self.model.blocks.iter().enumerate() {
-            observe(&x_th);
+            if let Some(observe) = &mut observe {
+                let all = decodes.iter().chain(&prefills);
+                observe(&all.flat_map(|chunk| chunk.x_th.to_host()).collect::<Vec<_>>());
+            }
             let LayerPlace { group, view } = &self.places[layer];
             match view {
                 CacheView::State(view) => {
                     // The prefills' stores come before the decodes' loads.
-                    for chunks in [&prefills, &decodes].into_iter().filter(|c| !c.is_empty()) {
-                        self.mamba(pages, batch, chunks, block, (view, *group), &mut x_th);
-                    }
+                    let bits = self.state_index_bits;
+                    self.mamba(pages, batch, &mut prefills, block, (view, *group), bits);
+                    self.mamba(pages, batch, &mut decodes, block, (view, *group), u64::BITS);
                 }
                 CacheView::KeyValue(view) => {
-                    self.attention(pages, batch, &all, block, (view, *group), &mut x_th);
+                    self.attention(pages, batch, &mut decodes, block, (view, *group));
+                    self.attention(pages, batch, &mut prefills, block, (view, *group));
                 }
             }
         }
-        x_th
+        let parts = decodes.into_iter().chain(prefills).map(|chunk| chunk.x_th).collect();
+        Array::concat(&self.device, parts)
     }
 
     /// The rows after the final norm, `[T, H]`.
     #[must_use]
-    pub fn norm(&self, x_th: &[f32]) -> Vec<f32> {
+    pub fn norm(&self, x_th: &Array) -> Array {
         self.model.root.norm(&self.num, x_th)
     }
 
     /// Logits `[T, V]` of rows that left the last layer.
     #[must_use]
-    pub fn logits(&self, x_th: &[f32]) -> Vec<f32> {
+    pub fn logits(&self, x_th: &Array) -> Array {
         self.model.root.logits(&self.num, x_th)
     }
 
-    /// One part of the batch, all prefills or all decodes: its chunks are adjacent.
+    /// One part of the batch, all prefills or all decodes. `bits` is the width of the ssm state's
+    /// address: decode and convolution index in 64 bits, only the prefill scan has the knob.
     fn mamba(
         &self,
         pages: &mut Pages,
         batch: &StepBatch,
-        chunks: &[Chunk],
+        chunks: &mut [Chunk],
         block: &Block,
         (view, group): (&StateView, GroupId),
-        x_th: &mut [f32],
+        bits: u32,
     ) {
-        let rows = chunks[0].rows.start..chunks[chunks.len() - 1].rows.end;
-        let slot = |row: usize| batch.blocks(row, group)[0];
-        let load = |row: usize| self.load_state(pages, view, block, &batch.rows[row], slot(row));
-        let mut states: Vec<MambaState> = rows.clone().map(load).collect();
-        let of_chunk = |chunk: &Chunk| chunk.rows.start - rows.start..chunk.rows.end - rows.start;
-        let states_of = pieces(&mut states, chunks.iter().map(of_chunk));
-        let width = x_th.len() / batch.tokens.len();
-        let mut work: Vec<_> =
-            chunks.iter().zip(residuals(x_th, width, chunks)).zip(states_of).collect();
-        work.par_iter_mut().for_each(|((chunk, x_th), states)| {
-            block.forward_mamba(&self.num, &chunk.spans, states, x_th);
+        let places = |chunk: &Chunk| -> Vec<StateRow> {
+            let place = |row: usize| state_row(batch, row, group);
+            chunk.rows.clone().map(place).collect()
+        };
+        // Every load comes before any store.
+        let load = |chunk| {
+            let rows = places(chunk);
+            (States::load(pages, view, &rows, bits), rows)
+        };
+        let loaded: Vec<_> = chunks.iter().map(load).collect();
+        let mut work: Vec<_> = chunks.iter_mut().zip(loaded).collect();
+        self.device.map(&mut work, |_, (chunk, (states, _))| {
+            block.forward_mamba(&self.num, &chunk.spans, states, &mut chunk.x_th);
         });
-        for (row, state) in rows.zip(&states) {
-            view.store_conv(pages, slot(row), &state.conv);
-            view.store_ssm(pages, slot(row), self.index_bits(&batch.rows[row]), &state.ssm);
+        for (_, (states, rows)) in &work {
+            states.store(pages, view, rows, bits);
         }
-    }
-
-    /// Decode and convolution kernels index in 64 bits; only the prefill scan has the knob.
-    fn index_bits(&self, row: &Row) -> u32 {
-        match row.phase {
-            Phase::Prefill => self.state_index_bits,
-            Phase::Decode => u64::BITS,
-        }
-    }
-
-    fn load_state(
-        &self,
-        pages: &Pages,
-        view: &StateView,
-        block: &Block,
-        row: &Row,
-        slot: BlockId,
-    ) -> MambaState {
-        let mut state = block.empty_state().expect("a Mamba layer has a state");
-        if row.phase == Phase::Decode || row.has_initial_state() {
-            view.load_conv(pages, slot, &mut state.conv);
-            view.load_ssm(pages, slot, self.index_bits(row), &mut state.ssm);
-        }
-        state
     }
 
     fn attention(
         &self,
         pages: &mut Pages,
         batch: &StepBatch,
-        chunks: &[Chunk],
+        chunks: &mut [Chunk],
         block: &Block,
         (view, group): (&KeyValueView, GroupId),
-        x_th: &mut [f32],
     ) {
-        let width = x_th.len() / batch.tokens.len();
-        let project = |chunk: &Chunk| {
-            let rows = chunk.tokens.start * width..chunk.tokens.end * width;
-            block.project(&self.num, &chunk.spans, &x_th[rows])
+        let tables = |chunk: &Chunk| -> Tables<'_> {
+            chunk.rows.clone().map(|row| batch.blocks(row, group)).collect()
         };
-        let projected: Vec<Projected> = chunks.par_iter().map(project).collect();
+        let projected: Vec<Projected> =
+            self.device.map(chunks, |_, chunk| block.project(&self.num, &chunk.spans, &chunk.x_th));
         for (chunk, own) in chunks.iter().zip(&projected) {
-            for (row, span) in chunk.rows.clone().zip(&chunk.spans) {
-                let at = span.floats(view.row);
-                let start = batch.rows[row].computed_tokens as usize;
-                view.store(pages, batch.blocks(row, group), start, &own.k[at.clone()], &own.v[at]);
-            }
+            own.store(pages, view, &chunk.spans, &tables(chunk));
         }
         let pages = &*pages;
-        let gather = |row: usize| {
-            let Row { computed_tokens, scheduled_tokens, .. } = batch.rows[row];
-            let seen = (computed_tokens + scheduled_tokens) as usize;
-            let (mut k, mut v) = (vec![0.0; seen * view.row], vec![0.0; seen * view.row]);
-            view.gather(pages, batch.blocks(row, group), &mut k, &mut v);
-            (k, v)
-        };
-        let mut work: Vec<_> =
-            chunks.iter().zip(&projected).zip(residuals(x_th, width, chunks)).collect();
-        work.par_iter_mut().for_each(|((chunk, own), x_th)| {
-            let gathered: Vec<_> = chunk.rows.clone().map(gather).collect();
-            let contexts: Vec<_> = gathered.iter().map(|(k, v)| Context { k, v }).collect();
-            block.forward_attention(&self.num, &chunk.spans, &own.q, &contexts, x_th);
+        self.device.map(chunks, |i, chunk| {
+            let contexts = Contexts::load(pages, view, &chunk.spans, &tables(chunk));
+            let x_th = &mut chunk.x_th;
+            block.forward_attention(&self.num, &chunk.spans, &projected[i], &contexts, x_th);
         });
     }
-}
 
-/// Cuts rows into one chunk a thread, as even in tokens as whole rows allow.
-fn cut(batch: &StepBatch, rows: Range<usize>) -> Vec<Chunk> {
-    let tokens: usize = batch.rows[rows.clone()].iter().map(|row| row.span().len).sum();
-    let share = tokens.div_ceil(rayon::current_num_threads());
-    let mut chunks: Vec<Chunk> = Vec::new();
-    for row in rows {
-        let Span { start, len, position } = batch.rows[row].span();
-        let full = |chunk: &Chunk| chunk.tokens.len() >= share;
-        if chunks.last().is_none_or(full) {
-            chunks.push(Chunk { rows: row..row, tokens: start..start, spans: Vec::new() });
+    /// Cuts rows into as many chunks as the device works on at once, as even in tokens as whole
+    /// rows allow, and embeds their tokens. No number depends on how rows are cut.
+    fn cut(&self, batch: &StepBatch, rows: Range<usize>) -> Vec<Chunk> {
+        let tokens: usize = batch.rows[rows.clone()].iter().map(|row| row.span().len).sum();
+        let share = tokens.div_ceil(self.device.parallelism());
+        let mut parts: Vec<(Range<usize>, Vec<Span>)> = Vec::new();
+        let len = |spans: &[Span]| spans.last().map_or(0, |span| span.start + span.len);
+        for row in rows {
+            if parts.last().is_none_or(|(_, spans)| len(spans) >= share) {
+                parts.push((row..row, Vec::new()));
+            }
+            let (rows, spans) = parts.last_mut().expect("one was just pushed if there was none");
+            rows.end = row + 1;
+            spans.push(Span { start: len(spans), ..batch.rows[row].span() });
         }
-        let chunk = chunks.last_mut().expect("one was just pushed where there was none");
-        chunk.spans.push(Span { start: start - chunk.tokens.start, len, position });
-        (chunk.rows.end, chunk.tokens.end) = (row + 1, start + len);
+        let chunk = |(rows, spans): (Range<usize>, Vec<Span>)| {
+            let first = batch.rows[rows.start].token_start;
+            let tokens = &batch.tokens[first..first + len(&spans)];
+            let x_th = self.model.root.embed(tokens);
+            Chunk { rows, spans: Spans::new(&self.device, spans), x_th }
+        };
+        parts.into_iter().map(chunk).collect()
     }
-    chunks
 }
 
-/// The given pieces of an array: ascending, disjoint, with anything between them left out.
-fn pieces<T>(all: &mut [T], ranges: impl Iterator<Item = Range<usize>>) -> Vec<&mut [T]> {
-    let (mut rest, mut at) = (all, 0);
-    let take = |range: Range<usize>| {
-        let (_, from) = std::mem::take(&mut rest).split_at_mut(range.start - at);
-        let (piece, after) = from.split_at_mut(range.len());
-        (rest, at) = (after, range.end);
-        piece
-    };
-    ranges.map(take).collect()
-}
-
-/// The chunks' rows of x[T, H].
-fn residuals<'a>(x_th: &'a mut [f32], width: usize, chunks: &[Chunk]) -> Vec<&'a mut [f32]> {
-    let floats = |chunk: &Chunk| chunk.tokens.start * width..chunk.tokens.end * width;
-    pieces(x_th, chunks.iter().map(floats))
+/// A decode row reads its block whatever it holds; a prefill row where something is computed.
+fn state_row(batch: &StepBatch, index: usize, group: GroupId) -> StateRow {
+    let row: &Row = &batch.rows[index];
+    let reads = row.phase == Phase::Decode || row.has_initial_state();
+    StateRow { block: batch.blocks(index, group)[0], reads }
 }

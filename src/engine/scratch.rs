@@ -3,8 +3,9 @@
 //! Sequences are fed rows of their own choosing: a whole prefill for the `prefill` leg, forced
 //! tokens one at a time for a replayed decode. The engine's own pool keeps its order and its bytes.
 
-use super::{Layout, Phase, Runner, StepBatch};
+use super::{Layout, Observer, Phase, Runner, StepBatch};
 use crate::base::{BlockId, RequestId, TokenId};
+use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
 
 /// Sequences being fed, each with blocks of its own.
@@ -27,10 +28,10 @@ pub struct Feed<'a> {
 impl Scratch {
     /// Room for `sequences` sequences of up to the layout's `max_model_len` tokens, from zeros.
     #[must_use]
-    pub fn new(layout: &Layout, sequences: usize) -> Self {
+    pub fn new(device: &Device, layout: &Layout, sequences: usize) -> Self {
         let blocks = 1 + layout.blocks_for(layout.max_model_len) * sequences as u64;
         let blocks = u32::try_from(blocks).expect("a scratch pool is a few sequences");
-        let pages = Pages::new(layout.num_buffers, blocks, layout.page_bytes);
+        let pages = Pages::new(device, layout.num_buffers, blocks, layout.page_bytes);
         Self { layout: layout.clone(), pages, computed: vec![0; sequences] }
     }
 
@@ -40,8 +41,8 @@ impl Scratch {
         &mut self,
         runner: &Runner,
         feeds: &[Feed<'_>],
-        observe: &mut dyn FnMut(&[f32]),
-    ) -> Vec<f32> {
+        observe: Option<Observer<'_>>,
+    ) -> Array {
         let row = |feed: &Feed<'_>| {
             let computed = self.computed[feed.sequence];
             let request = RequestId::new(0, 0, feed.sequence as u32);

@@ -8,48 +8,31 @@
 //! output with its bias.
 
 use super::unit::TensorSpec;
-use super::{AttentionShape, HfConfig, Numerics, Span};
-use crate::ops::attention::{self, Heads};
-use crate::ops::gemm::{bias_gradient, weight_gradient, Into, Linear};
-use crate::ops::rms_norm;
+use super::{AttentionShape, HfConfig, Numerics, Spans};
+use crate::ops::array::{Array, Device, SliceMut};
+use crate::ops::attention::{Contexts, Heads, Projected};
+use crate::ops::gemm::{Into, Projection};
 use crate::ops::rope::Rope;
+use crate::ops::weights::Part;
 
 /// The weights of one mixer, packed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Attention {
     heads: Heads,
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
+    q_proj: Projection,
+    k_proj: Projection,
+    v_proj: Projection,
+    o_proj: Projection,
     /// Over each head of q and of k.
     norms: Option<Norms>,
     rope: Option<Rope>,
     shape: AttentionShape,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 struct Norms {
-    q_e: Vec<f32>,
-    k_e: Vec<f32>,
-}
-
-/// Rows that have been projected and wait for their context.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Projected {
-    /// `[T, Q·E]`.
-    pub q: Vec<f32>,
-    /// `[T, G·E]`.
-    pub k: Vec<f32>,
-    /// `[T, G·E]`.
-    pub v: Vec<f32>,
-}
-
-/// The keys and values that one sequence's rows may see, `[S, G·E]` each; its own rows are last.
-#[derive(Clone, Copy, Debug)]
-pub struct Context<'a> {
-    pub k: &'a [f32],
-    pub v: &'a [f32],
+    q_e: Array,
+    k_e: Array,
 }
 
 /// The tensors in flat order; what the shape lacks is left out.
@@ -80,41 +63,37 @@ pub(super) fn tensors(config: &HfConfig, prefix: &str) -> Vec<TensorSpec> {
 
 /// What a mixer's forward leaves for its backward.
 pub(super) struct Activations {
-    /// q and k before their norms; empty where they have none.
-    raw: Projected,
+    /// q and k before their norms, where they have any.
+    raw: Option<[Array; 2]>,
     rows: Projected,
     /// The heads' output, `[T, Q·E]`.
-    mixed: Vec<f32>,
+    mixed: Array,
 }
 
 impl Attention {
     /// Takes the mixer's tensors, in the order of [`tensors`].
     pub(super) fn load<'a>(
         config: &HfConfig,
-        parts: &mut impl Iterator<Item = &'a [f32]>,
+        parts: &mut impl Iterator<Item = Part<'a>>,
         trains: bool,
     ) -> Self {
         let shape = config.attention().clone();
         let (h, width) = (config.hidden_size, shape.head_dim);
         let heads = Heads { query: shape.heads, key_value: shape.kv_heads, width };
-        let mut next = |present: bool| match present {
-            true => parts.next().expect("the unit's tensors are in this order"),
-            false => &[],
-        };
-        let mut linear = |inner, bias| {
-            let w = next(true);
-            Linear::new(w, next(bias), inner, trains)
+        let mut next = || parts.next().expect("the unit's tensors are in this order");
+        let mut linear = |inner, bias: bool| {
+            let w = next();
+            Projection::new(w, if bias { next() } else { w.none() }, inner, trains)
         };
         let [q_proj, k_proj, v_proj] = [(); 3].map(|()| linear(h, shape.qkv_bias));
         let o_proj = linear(heads.query_row(), shape.o_bias);
-        let norms =
-            shape.qk_norm.then(|| Norms { q_e: next(true).to_vec(), k_e: next(true).to_vec() });
+        let norms = shape.qk_norm.then(|| Norms { q_e: next().to_array(), k_e: next().to_array() });
         let rope = shape.rope.map(|rope| Rope::new(rope.theta, width, rope.llama3));
         Self { heads, q_proj, k_proj, v_proj, o_proj, norms, rope, shape }
     }
 
     /// From the normed rows u[T, H].
-    pub(super) fn project(&self, num: &Numerics, spans: &[Span], u_th: &[f32]) -> Projected {
+    pub(super) fn project(&self, num: &Numerics, spans: &Spans, u_th: &Array) -> Projected {
         self.project_keeping(num, spans, u_th).1
     }
 
@@ -122,79 +101,53 @@ impl Attention {
     fn project_keeping(
         &self,
         num: &Numerics,
-        spans: &[Span],
-        u_th: &[f32],
-    ) -> (Projected, Projected) {
+        spans: &Spans,
+        u_th: &Array,
+    ) -> (Option<[Array; 2]>, Projected) {
         let mut rows = Projected {
             q: self.q_proj.forward(u_th, num.dtype),
             k: self.k_proj.forward(u_th, num.dtype),
             v: self.v_proj.forward(u_th, num.dtype),
         };
-        let mut raw = Projected::default();
-        if let Some(norms) = &self.norms {
-            for (row, raw, w_e) in
-                [(&mut rows.q, &mut raw.q, &norms.q_e), (&mut rows.k, &mut raw.k, &norms.k_e)]
-            {
-                let mut normed = vec![0.0; row.len()];
-                rms_norm::forward(row, w_e, num.eps, num.dtype, &mut normed);
-                *raw = std::mem::replace(row, normed);
-            }
-        }
+        let raw = self.norms.as_ref().map(|norms| {
+            let (q, k) = (
+                rows.q.rms_norm(&norms.q_e, num.eps, num.dtype),
+                rows.k.rms_norm(&norms.k_e, num.eps, num.dtype),
+            );
+            [std::mem::replace(&mut rows.q, q), std::mem::replace(&mut rows.k, k)]
+        });
         if let Some(rope) = &self.rope {
-            let turns = rope.turns(spans.iter().flat_map(|span| span.positions()), num.dtype);
-            rope.forward(&turns, &mut rows.q, num.dtype);
-            rope.forward(&turns, &mut rows.k, num.dtype);
+            rows.q.rope(rope, spans, num.dtype);
+            rows.k.rope(rope, spans, num.dtype);
         }
         (raw, rows)
     }
 
-    /// out[T, H] from q[T, Q·E] and each span's context.
+    /// out[T, H] from the projected rows and each span's context.
     pub(super) fn attend(
         &self,
         num: &Numerics,
-        q: &[f32],
-        spans: &[Span],
-        contexts: &[Context<'_>],
-    ) -> Vec<f32> {
-        self.output(num, &self.mix(num, q, spans, contexts))
+        rows: &Projected,
+        spans: &Spans,
+        contexts: &Contexts,
+    ) -> Array {
+        self.output(num, &rows.attend(self.heads, spans, contexts, num.dtype))
     }
 
     /// out[T, H] from the heads' output.
-    fn output(&self, num: &Numerics, mixed: &[f32]) -> Vec<f32> {
+    fn output(&self, num: &Numerics, mixed: &Array) -> Array {
         self.o_proj.forward(mixed, num.dtype)
     }
 
-    /// The heads' output, `[T, Q·E]`.
-    fn mix(&self, num: &Numerics, q: &[f32], spans: &[Span], contexts: &[Context<'_>]) -> Vec<f32> {
-        assert_eq!(spans.len(), contexts.len(), "one context a sequence");
-        let mut mixed = vec![0.0; q.len()];
-        for (span, context) in spans.iter().zip(contexts) {
-            let rows = span.floats(self.heads.query_row());
-            let out = &mut mixed[rows.clone()];
-            attention::forward(self.heads, &q[rows], context.k, context.v, num.dtype, out);
-        }
-        mixed
-    }
-
-    /// Each span's own keys and values as its context: a sequence seen whole.
-    pub(super) fn own_contexts<'a>(&self, rows: &'a Projected, spans: &[Span]) -> Vec<Context<'a>> {
-        let width = self.heads.key_value_row();
-        let own = |span: &Span| {
-            let at = span.floats(width);
-            Context { k: &rows.k[at.clone()], v: &rows.v[at] }
-        };
-        spans.iter().map(own).collect()
-    }
-
     /// Whole sequences up to the output projection.
-    pub(super) fn activations(&self, num: &Numerics, u_th: &[f32], spans: &[Span]) -> Activations {
+    pub(super) fn activations(&self, num: &Numerics, u_th: &Array, spans: &Spans) -> Activations {
         let (raw, rows) = self.project_keeping(num, spans, u_th);
-        let mixed = self.mix(num, &rows.q, spans, &self.own_contexts(&rows, spans));
+        let mixed = rows.attend(self.heads, spans, &Contexts::Own, num.dtype);
         Activations { raw, rows, mixed }
     }
 
     /// out[T, H].
-    pub(super) fn output_of(&self, num: &Numerics, acts: &Activations) -> Vec<f32> {
+    pub(super) fn output_of(&self, num: &Numerics, acts: &Activations) -> Array {
         self.output(num, &acts.mixed)
     }
 
@@ -203,66 +156,41 @@ impl Attention {
     pub(super) fn backward<'a>(
         &self,
         num: &Numerics,
-        u_th: &[f32],
-        spans: &[Span],
+        u_th: &Array,
+        spans: &Spans,
         acts: &Activations,
-        dout_th: &[f32],
-        parts: &mut impl Iterator<Item = &'a mut [f32]>,
-    ) -> Vec<f32> {
-        let mut d = self.backward_heads(spans, acts, dout_th);
+        dout_th: &Array,
+        parts: &mut impl Iterator<Item = SliceMut<'a>>,
+    ) -> Array {
+        let mut dmixed = acts.mixed.zeros_like();
+        self.o_proj.input_gradient(dout_th, Into::Overwrite, &mut dmixed);
+        let mut d = acts.rows.backward(self.heads, spans, &dmixed);
         if let Some(rope) = &self.rope {
-            let turns = rope.turns(spans.iter().flat_map(|span| span.positions()), num.dtype);
-            rope.backward(&turns, &mut d.q);
-            rope.backward(&turns, &mut d.k);
+            d.q.rope_backward(rope, spans, num.dtype);
+            d.k.rope_backward(rope, spans, num.dtype);
         }
+        let device: Device = u_th.device();
         let mut next = |present: bool| match present {
             true => parts.next().expect("the unit's tensors are in this order"),
-            false => &mut [],
+            false => SliceMut::none(&device),
         };
         let linears = [&self.q_proj, &self.k_proj, &self.v_proj];
         let grads = linears.map(|_| (next(true), next(self.shape.qkv_bias)));
-        weight_gradient(dout_th, &acts.mixed, self.o_proj.outputs(), next(true));
-        bias_gradient(dout_th, next(self.shape.o_bias));
-        if let Some(norms) = &self.norms {
-            for (dy, raw, w_e) in
-                [(&mut d.q, &acts.raw.q, &norms.q_e), (&mut d.k, &acts.raw.k, &norms.k_e)]
-            {
-                let mut draw = vec![0.0; dy.len()];
-                rms_norm::backward(raw, w_e, num.eps, dy, &mut draw, next(true));
+        self.o_proj.weight_gradient(dout_th, &acts.mixed, next(true));
+        self.o_proj.bias_gradient(dout_th, next(self.shape.o_bias));
+        if let (Some(norms), Some([raw_q, raw_k])) = (&self.norms, &acts.raw) {
+            for (dy, raw, w_e) in [(&mut d.q, raw_q, &norms.q_e), (&mut d.k, raw_k, &norms.k_e)] {
+                let mut draw = dy.zeros_like();
+                raw.rms_norm_backward(w_e, num.eps, dy, &mut draw, next(true));
                 *dy = draw;
             }
         }
-        let mut du_th = vec![0.0; u_th.len()];
+        let mut du_th = u_th.zeros_like();
         for ((linear, dy), (dw, dbias)) in linears.into_iter().zip([&d.q, &d.k, &d.v]).zip(grads) {
             linear.input_gradient(dy, Into::Add, &mut du_th);
-            weight_gradient(dy, u_th, linear.outputs(), dw);
-            bias_gradient(dy, dbias);
+            linear.weight_gradient(dy, u_th, dw);
+            linear.bias_gradient(dy, dbias);
         }
         du_th
-    }
-
-    /// Through the output projection and the heads: the gradient by the projected rows.
-    fn backward_heads(&self, spans: &[Span], acts: &Activations, dout_th: &[f32]) -> Projected {
-        let rows = &acts.rows;
-        let mut dmixed = vec![0.0; acts.mixed.len()];
-        self.o_proj.input_gradient(dout_th, Into::Overwrite, &mut dmixed);
-        let mut d = Projected {
-            q: vec![0.0; rows.q.len()],
-            k: vec![0.0; rows.k.len()],
-            v: vec![0.0; rows.v.len()],
-        };
-        for span in spans {
-            let (wide, narrow) =
-                (span.floats(self.heads.query_row()), span.floats(self.heads.key_value_row()));
-            let mut gradients = attention::Gradients {
-                q: &mut d.q[wide.clone()],
-                k: &mut d.k[narrow.clone()],
-                v: &mut d.v[narrow.clone()],
-            };
-            let (k, v) = (&rows.k[narrow.clone()], &rows.v[narrow]);
-            let (q, dmixed) = (&rows.q[wide.clone()], &dmixed[wide]);
-            attention::backward(self.heads, q, k, v, dmixed, &mut gradients);
-        }
-        d
     }
 }

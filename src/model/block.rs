@@ -7,37 +7,39 @@
 //! A backward is f32 throughout: a rounding passes its gradient straight through. Forward works on
 //! one chunk of packed rows in place; callers run chunks in parallel.
 
-use super::attention::{self, Attention, Context, Projected};
-use super::mamba::{self, Mamba, MambaState};
+use super::attention::{self, Attention};
+use super::mamba::{self, Mamba};
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe};
 use super::unit::{TensorSpec, UnitSpec};
-use super::{FeedForwardKind, HfConfig, LayerKind, MixerKind, Numerics, Span};
-use crate::ops::rms_norm;
-use crate::ops::round::to_dtype;
+use super::{FeedForwardKind, HfConfig, LayerKind, MixerKind, Numerics, Spans};
+use crate::ops::array::{Array, SliceMut};
+use crate::ops::attention::{Contexts, Projected};
+use crate::ops::state::States;
+use crate::ops::weights::{Part, Weights};
 
 /// The weights of one layer, packed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Block {
-    input_norm_h: Vec<f32>,
+    input_norm_h: Array,
     mixer: Mixer,
     feed_forward: Option<FeedForward>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)] // One a layer, never moved in bulk.
 enum Mixer {
     Mamba(Mamba),
     Attention(Attention),
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 struct FeedForward {
-    norm_h: Vec<f32>,
+    norm_h: Array,
     experts: Experts,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 enum Experts {
     /// A dense layer: every token goes to it.
     One(Mlp),
@@ -73,17 +75,17 @@ pub(super) fn unit(config: &HfConfig, kind: LayerKind, index: usize) -> UnitSpec
 }
 
 impl Block {
-    /// From a unit's flat weights; `trains` also packs what the backward needs.
+    /// From a unit's weights; `trains` also packs what the backward needs.
     #[must_use]
     pub fn load(
         config: &HfConfig,
         kind: LayerKind,
         spec: &UnitSpec,
-        flat: &[f32],
+        weights: &Weights,
         trains: bool,
     ) -> Self {
-        let mut parts = spec.parts(flat);
-        let norm = |part: Option<&[f32]>| part.expect("a unit has its norms").to_vec();
+        let mut parts = spec.tensors_of(weights);
+        let norm = |part: Option<Part<'_>>| part.expect("a unit has its norms").to_array();
         let input_norm_h = norm(parts.next());
         let mixer = match kind.mixer {
             MixerKind::Mamba => Mixer::Mamba(Mamba::load(config, &mut parts, trains)),
@@ -98,15 +100,6 @@ impl Block {
         });
         assert!(parts.next().is_none(), "unit {} has tensors nobody takes", spec.name);
         Self { input_norm_h, mixer, feed_forward }
-    }
-
-    /// The state before a sequence; `None` for attention.
-    #[must_use]
-    pub fn empty_state(&self) -> Option<MambaState> {
-        match &self.mixer {
-            Mixer::Mamba(mamba) => Some(mamba.empty_state()),
-            Mixer::Attention(_) => None,
-        }
     }
 
     fn mamba(&self) -> &Mamba {
@@ -124,16 +117,15 @@ impl Block {
     }
 
     /// Whole sequences from nothing, x[T, H] in place: the trainer's forward.
-    pub fn forward(&self, num: &Numerics, spans: &[Span], x_th: &mut [f32]) {
+    pub fn forward(&self, num: &Numerics, spans: &Spans, x_th: &mut Array) {
         match &self.mixer {
             Mixer::Mamba(mamba) => {
-                let mut states = vec![mamba.empty_state(); spans.len()];
+                let mut states = mamba.fresh_states(&x_th.device(), spans.len());
                 self.forward_mamba(num, spans, &mut states, x_th);
             }
-            Mixer::Attention(attention) => {
+            Mixer::Attention(_) => {
                 let rows = self.project(num, spans, x_th);
-                let contexts = attention.own_contexts(&rows, spans);
-                self.forward_attention(num, spans, &rows.q, &contexts, x_th);
+                self.forward_attention(num, spans, &rows, &Contexts::Own, x_th);
             }
         }
     }
@@ -142,9 +134,9 @@ impl Block {
     pub fn forward_mamba(
         &self,
         num: &Numerics,
-        spans: &[Span],
-        states: &mut [MambaState],
-        x_th: &mut [f32],
+        spans: &Spans,
+        states: &mut States,
+        x_th: &mut Array,
     ) {
         let u_th = norm(num, x_th, &self.input_norm_h);
         add(num, x_th, &self.mamba().forward(num, &u_th, spans, states));
@@ -153,7 +145,7 @@ impl Block {
 
     /// An attention layer's queries, keys and values; x[T, H] stays.
     #[must_use]
-    pub fn project(&self, num: &Numerics, spans: &[Span], x_th: &[f32]) -> Projected {
+    pub fn project(&self, num: &Numerics, spans: &Spans, x_th: &Array) -> Projected {
         self.attention().project(num, spans, &norm(num, x_th, &self.input_norm_h))
     }
 
@@ -161,20 +153,20 @@ impl Block {
     pub fn forward_attention(
         &self,
         num: &Numerics,
-        spans: &[Span],
-        q: &[f32],
-        contexts: &[Context<'_>],
-        x_th: &mut [f32],
+        spans: &Spans,
+        rows: &Projected,
+        contexts: &Contexts,
+        x_th: &mut Array,
     ) {
-        add(num, x_th, &self.attention().attend(num, q, spans, contexts));
+        add(num, x_th, &self.attention().attend(num, rows, spans, contexts));
         self.feed_forward(num, x_th);
     }
 
     /// A mixer's forward over whole sequences: its output `[T, H]`, and what its backward needs.
-    fn mix_whole(&self, num: &Numerics, u_th: &[f32], spans: &[Span]) -> (Vec<f32>, Saved) {
+    fn mix_whole(&self, num: &Numerics, u_th: &Array, spans: &Spans) -> (Array, Saved) {
         match &self.mixer {
             Mixer::Mamba(mamba) => {
-                let mut states = vec![mamba.empty_state(); spans.len()];
+                let mut states = mamba.fresh_states(&u_th.device(), spans.len());
                 let acts = mamba.activations(num, u_th, spans, &mut states);
                 (mamba.output(num, &acts), Saved::Mamba(acts))
             }
@@ -185,7 +177,7 @@ impl Block {
         }
     }
 
-    fn feed_forward(&self, num: &Numerics, x_th: &mut [f32]) {
+    fn feed_forward(&self, num: &Numerics, x_th: &mut Array) {
         let Some(FeedForward { norm_h, experts }) = &self.feed_forward else { return };
         let u_th = norm(num, x_th, norm_h);
         let out_th = match experts {
@@ -198,11 +190,11 @@ impl Block {
     /// The router's logits `[T, E]` for whole sequences, from the layer's input; `None` for a layer
     /// without experts. For comparison with other implementations.
     #[must_use]
-    pub fn router_logits(&self, num: &Numerics, spans: &[Span], x_th: &[f32]) -> Option<Vec<f32>> {
+    pub fn router_logits(&self, num: &Numerics, spans: &Spans, x_th: &Array) -> Option<Array> {
         let Some(FeedForward { norm_h, experts: Experts::Many(moe) }) = &self.feed_forward else {
             return None;
         };
-        let mut middle_th = x_th.to_vec();
+        let mut middle_th = x_th.clone();
         let (mixed, _) = self.mix_whole(num, &norm(num, x_th, &self.input_norm_h), spans);
         add(num, &mut middle_th, &mixed);
         Some(moe.router_logits(num, &norm(num, &middle_th, norm_h)))
@@ -215,16 +207,16 @@ impl Block {
         &self,
         num: &Numerics,
         spec: &UnitSpec,
-        spans: &[Span],
-        x_th: &[f32],
-        dx_th: &mut [f32],
-        grads: &mut [f32],
+        spans: &Spans,
+        x_th: &Array,
+        dx_th: &mut Array,
+        grads: &mut Array,
     ) {
         let u_th = norm(num, x_th, &self.input_norm_h);
         let (mixed, saved) = self.mix_whole(num, &u_th, spans);
-        let mut parts: Vec<&mut [f32]> = spec.parts_mut(grads).collect();
+        let mut parts: Vec<SliceMut<'_>> = spec.gradients_of(grads).collect();
         if let Some(feed_forward) = &self.feed_forward {
-            let mut middle_th = x_th.to_vec();
+            let mut middle_th = x_th.clone();
             add(num, &mut middle_th, &mixed);
             let own = parts.split_off(parts.len() - feed_forward.tensors());
             feed_forward.backward(num, &middle_th, dx_th, own);
@@ -240,7 +232,7 @@ impl Block {
             }
             _ => unreachable!("a mixer saves its own"),
         };
-        rms_norm::backward(x_th, &self.input_norm_h, num.eps, &du_th, dx_th, input_norm);
+        x_th.rms_norm_backward(&self.input_norm_h, num.eps, &du_th, dx_th, input_norm);
     }
 }
 
@@ -255,7 +247,7 @@ impl FeedForward {
     }
 
     /// Adds the gradient by x[T, H] to that by the sum, in place; the weights' to `parts`.
-    fn backward(&self, num: &Numerics, x_th: &[f32], dx_th: &mut [f32], parts: Vec<&mut [f32]>) {
+    fn backward(&self, num: &Numerics, x_th: &Array, dx_th: &mut Array, parts: Vec<SliceMut<'_>>) {
         let v_th = norm(num, x_th, &self.norm_h);
         let mut parts = parts.into_iter();
         let dnorm = parts.next().expect("a unit has its norms");
@@ -263,17 +255,15 @@ impl FeedForward {
             Experts::One(mlp) => mlp.backward(num, &v_th, dx_th, &mut parts),
             Experts::Many(moe) => moe.backward(num, &v_th, dx_th, &mut parts),
         };
-        rms_norm::backward(x_th, &self.norm_h, num.eps, &dv_th, dx_th, dnorm);
+        x_th.rms_norm_backward(&self.norm_h, num.eps, &dv_th, dx_th, dnorm);
     }
 }
 
-fn norm(num: &Numerics, x_th: &[f32], w_h: &[f32]) -> Vec<f32> {
-    let mut y_th = vec![0.0; x_th.len()];
-    rms_norm::forward(x_th, w_h, num.eps, num.dtype, &mut y_th);
-    y_th
+fn norm(num: &Numerics, x_th: &Array, w_h: &Array) -> Array {
+    x_th.rms_norm(w_h, num.eps, num.dtype)
 }
 
 /// The residual sum.
-fn add(num: &Numerics, x_th: &mut [f32], y_th: &[f32]) {
-    x_th.iter_mut().zip(y_th).for_each(|(x, y)| *x = to_dtype(*x + y, num.residual_dtype));
+fn add(num: &Numerics, x_th: &mut Array, y_th: &Array) {
+    x_th.add_rounded(y_th, num.residual_dtype);
 }

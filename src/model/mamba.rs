@@ -10,35 +10,28 @@
 //! CPU the step of the scan is the scan.
 
 use super::unit::TensorSpec;
-use super::{HfConfig, MambaShape, Numerics, Span};
-use crate::ops::conv::Conv;
-use crate::ops::gemm::{bias_gradient, weight_gradient, Into, Linear};
-use crate::ops::rms_norm;
-use crate::ops::scan::{RowGradients, Rows, Scan, WeightGradients};
-
-/// The recurrent state of one sequence in one layer, f32 in memory whatever the cache holds.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct MambaState {
-    /// `[d_conv - 1, D]`: the last columns before the convolution, oldest first.
-    pub conv: Vec<f32>,
-    /// `[D, N]`.
-    pub ssm: Vec<f32>,
-}
+use super::{HfConfig, MambaShape, Numerics, Spans};
+use crate::ops::array::{Array, Device, SliceMut};
+use crate::ops::conv::Convolution;
+use crate::ops::gemm::{Into, Projection};
+use crate::ops::scan::{InputGradients, Inputs, SelectiveScan, Sums};
+use crate::ops::state::States;
+use crate::ops::weights::Part;
 
 /// The weights of one mixer, packed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Mamba {
-    in_x: Linear,
-    in_z: Linear,
-    conv: Conv,
-    x_dt: Linear,
-    x_b: Linear,
-    x_c: Linear,
-    dt_proj: Linear,
+    in_x: Projection,
+    in_z: Projection,
+    conv: Convolution,
+    x_dt: Projection,
+    x_b: Projection,
+    x_c: Projection,
+    dt_proj: Projection,
     /// Of dt, B and C.
-    norms: Option<[Vec<f32>; 3]>,
-    scan: Scan,
-    out_proj: Linear,
+    norms: Option<[Array; 3]>,
+    scan: SelectiveScan,
+    out_proj: Projection,
     shape: MambaShape,
 }
 
@@ -75,38 +68,42 @@ pub(super) fn tensors(config: &HfConfig, prefix: &str) -> Vec<TensorSpec> {
 
 /// What the forward computes on the way; the backward needs all of it.
 pub(super) struct Activations {
-    x_td: Vec<f32>,
-    z_td: Vec<f32>,
-    conv_td: Vec<f32>,
-    /// dt, B and C before their norms; empty where they have none.
-    raw: [Vec<f32>; 3],
-    dt_tr: Vec<f32>,
-    b_tn: Vec<f32>,
-    c_tn: Vec<f32>,
-    dt_td: Vec<f32>,
-    y_td: Vec<f32>,
+    x_td: Array,
+    z_td: Array,
+    conv_td: Array,
+    /// dt, B and C before their norms, where they have any.
+    raw: Option<[Array; 3]>,
+    dt_tr: Array,
+    b_tn: Array,
+    c_tn: Array,
+    dt_td: Array,
+    y_td: Array,
 }
 
-/// Gradients by the weights, flat slices in the order of [`tensors`].
+/// Gradients by the weights, in the order of [`tensors`].
 struct Gradients<'a> {
-    in_proj: &'a mut [f32],
-    in_bias: &'a mut [f32],
-    conv_w: &'a mut [f32],
-    conv_bias: &'a mut [f32],
-    x_proj: &'a mut [f32],
+    in_proj: SliceMut<'a>,
+    in_bias: SliceMut<'a>,
+    conv_w: SliceMut<'a>,
+    conv_bias: SliceMut<'a>,
+    x_proj: SliceMut<'a>,
     /// Of dt, B and C.
-    norms: [&'a mut [f32]; 3],
-    dt_proj: &'a mut [f32],
-    scan: WeightGradients<'a>,
-    out_proj: &'a mut [f32],
-    out_bias: &'a mut [f32],
+    norms: [SliceMut<'a>; 3],
+    dt_proj: SliceMut<'a>,
+    scan: Sums<'a>,
+    out_proj: SliceMut<'a>,
+    out_bias: SliceMut<'a>,
 }
 
 impl<'a> Gradients<'a> {
-    fn take(shape: &MambaShape, parts: &mut impl Iterator<Item = &'a mut [f32]>) -> Self {
+    fn take(
+        shape: &MambaShape,
+        device: &Device,
+        parts: &mut impl Iterator<Item = SliceMut<'a>>,
+    ) -> Self {
         let mut next = |present: bool| match present {
             true => parts.next().expect("the unit's tensors are in this order"),
-            false => &mut [],
+            false => SliceMut::none(device),
         };
         Self {
             in_proj: next(true),
@@ -118,7 +115,7 @@ impl<'a> Gradients<'a> {
             dt_proj: next(true),
             scan: {
                 let (dt_bias_d, a_log_dn, skip_d) = (next(true), next(true), next(true));
-                WeightGradients { a_log_dn, skip_d, dt_bias_d }
+                Sums { a_log_dn, skip_d, dt_bias_d }
             },
             out_proj: next(true),
             out_bias: next(shape.proj_bias),
@@ -130,60 +127,60 @@ impl Mamba {
     /// Takes the mixer's tensors, in the order of [`tensors`].
     pub(super) fn load<'a>(
         config: &HfConfig,
-        parts: &mut impl Iterator<Item = &'a [f32]>,
+        parts: &mut impl Iterator<Item = Part<'a>>,
         trains: bool,
     ) -> Self {
         let (h, shape) = (config.hidden_size, config.mamba().clone());
         let MambaShape { d_inner: d, d_state: n, dt_rank: r, .. } = shape;
-        let mut next = |present: bool| match present {
-            true => parts.next().expect("the unit's tensors are in this order"),
-            false => &[],
-        };
-        let (in_proj, in_bias) = (next(true), next(shape.proj_bias));
+        let mut next = || parts.next().expect("the unit's tensors are in this order");
+        let in_proj = next();
+        let none = in_proj.none();
+        let in_bias = if shape.proj_bias { next() } else { none };
         let (in_x, in_z) = in_proj.split_at(d * h);
         let (bias_x, bias_z) = in_bias.split_at(in_bias.len() / 2);
-        let (conv_w, conv_bias) = (next(true), next(shape.conv_bias));
-        let no_bias = vec![0.0; d];
-        let x_proj = next(true);
+        let conv_w = next();
+        let conv_bias = if shape.conv_bias { next() } else { none };
+        let x_proj = next();
         let (x_dt, x_bc) = x_proj.split_at(r * d);
         let (x_b, x_c) = x_bc.split_at(n * d);
-        let norms = shape.dt_b_c_norms.then(|| [(); 3].map(|()| next(true).to_vec()));
-        let (dt_proj, dt_bias, a_log, skip) = (next(true), next(true), next(true), next(true));
-        let (out_proj, out_bias) = (next(true), next(shape.proj_bias));
+        let norms = shape.dt_b_c_norms.then(|| [(); 3].map(|()| next().to_array()));
+        let (dt_proj, dt_bias, a_log, skip) = (next(), next(), next(), next());
+        let out_proj = next();
+        let out_bias = if shape.proj_bias { next() } else { none };
         Self {
-            in_x: Linear::new(in_x, bias_x, h, trains),
-            in_z: Linear::new(in_z, bias_z, h, trains),
-            conv: Conv::new(conv_w, if conv_bias.is_empty() { &no_bias } else { conv_bias }),
-            x_dt: Linear::new(x_dt, &[], d, trains),
-            x_b: Linear::new(x_b, &[], d, trains),
-            x_c: Linear::new(x_c, &[], d, trains),
-            dt_proj: Linear::new(dt_proj, &[], r, trains),
+            in_x: Projection::new(in_x, bias_x, h, trains),
+            in_z: Projection::new(in_z, bias_z, h, trains),
+            conv: Convolution::new(conv_w, conv_bias, d),
+            x_dt: Projection::new(x_dt, none, d, trains),
+            x_b: Projection::new(x_b, none, d, trains),
+            x_c: Projection::new(x_c, none, d, trains),
+            dt_proj: Projection::new(dt_proj, none, r, trains),
             norms,
-            scan: Scan::new(a_log, skip, dt_bias),
-            out_proj: Linear::new(out_proj, out_bias, d, trains),
+            scan: SelectiveScan::new(a_log, skip, dt_bias),
+            out_proj: Projection::new(out_proj, out_bias, d, trains),
             shape,
         }
     }
 
-    /// The state before a sequence.
+    /// The states before `count` sequences.
     #[must_use]
-    pub fn empty_state(&self) -> MambaState {
-        MambaState { conv: vec![0.0; self.conv.state_len()], ssm: vec![0.0; self.scan.state_len()] }
+    pub fn fresh_states(&self, device: &Device, count: usize) -> States {
+        States::fresh(device, count, self.conv.state_len(), self.scan.state_len())
     }
 
     /// out[T, H] from the normed rows u[T, H]; each span's state advances.
     pub(super) fn forward(
         &self,
         num: &Numerics,
-        u_th: &[f32],
-        spans: &[Span],
-        states: &mut [MambaState],
-    ) -> Vec<f32> {
+        u_th: &Array,
+        spans: &Spans,
+        states: &mut States,
+    ) -> Array {
         self.output(num, &self.activations(num, u_th, spans, states))
     }
 
     /// out[T, H].
-    pub(super) fn output(&self, num: &Numerics, acts: &Activations) -> Vec<f32> {
+    pub(super) fn output(&self, num: &Numerics, acts: &Activations) -> Array {
         self.out_proj.forward(&acts.y_td, num.dtype)
     }
 
@@ -191,40 +188,27 @@ impl Mamba {
     pub(super) fn activations(
         &self,
         num: &Numerics,
-        u_th: &[f32],
-        spans: &[Span],
-        states: &mut [MambaState],
+        u_th: &Array,
+        spans: &Spans,
+        states: &mut States,
     ) -> Activations {
-        assert_eq!(spans.len(), states.len(), "one state a sequence");
         let x_td = self.in_x.forward(u_th, num.dtype);
         let z_td = self.in_z.forward(u_th, num.dtype);
-        let mut conv_td = vec![0.0; x_td.len()];
-        let d = self.in_x.outputs();
-        for (span, state) in spans.iter().zip(states.iter_mut()) {
-            let rows = span.floats(d);
-            let out = &mut conv_td[rows.clone()];
-            self.conv.forward(&mut state.conv, &x_td[rows], num.dtype, out);
-        }
-        let mut selected =
-            [&self.x_dt, &self.x_b, &self.x_c].map(|linear| linear.forward(&conv_td, num.dtype));
-        let mut raw = [const { Vec::new() }; 3];
-        for ((x, raw), w) in selected.iter_mut().zip(&mut raw).zip(self.norms.iter().flatten()) {
-            let mut normed = vec![0.0; x.len()];
-            rms_norm::forward(x, w, num.eps, num.dtype, &mut normed);
-            *raw = std::mem::replace(x, normed);
-        }
-        let [dt_tr, b_tn, c_tn] = selected;
+        let conv_td = self.conv.forward(states, spans, &x_td, num.dtype);
+        let selected = [&self.x_dt, &self.x_b, &self.x_c].map(|w| w.forward(&conv_td, num.dtype));
+        let (raw, [dt_tr, b_tn, c_tn]) = match &self.norms {
+            None => (None, selected),
+            Some(norms) => {
+                let norm = |i: usize| selected[i].rms_norm(&norms[i], num.eps, num.dtype);
+                let normed = [norm(0), norm(1), norm(2)];
+                (Some(selected), normed)
+            }
+        };
         let dt_td = self.dt_proj.forward(&dt_tr, num.dtype);
-        let y_td = vec![0.0; x_td.len()];
-        let mut acts = Activations { x_td, z_td, conv_td, raw, dt_tr, b_tn, c_tn, dt_td, y_td };
-        let mut y_td = std::mem::take(&mut acts.y_td);
-        for (span, state) in spans.iter().zip(states.iter_mut()) {
-            let out = &mut y_td[span.floats(d)];
-            let rows = acts.rows(*span, d, self.shape.d_state);
-            self.scan.forward(&mut state.ssm, rows, num.dtype, num.state_dtype, out);
-        }
-        acts.y_td = y_td;
-        acts
+        let inputs =
+            Inputs { c_td: &conv_td, dt_td: &dt_td, b_tn: &b_tn, c_tn: &c_tn, z_td: &z_td };
+        let y_td = self.scan.forward(states, spans, inputs, num.dtype, num.state_dtype);
+        Activations { x_td, z_td, conv_td, raw, dt_tr, b_tn, c_tn, dt_td, y_td }
     }
 
     /// For sequences that started from nothing: adds the weights' gradients to `parts`, returns
@@ -232,110 +216,84 @@ impl Mamba {
     pub(super) fn backward<'a>(
         &self,
         num: &Numerics,
-        u_th: &[f32],
-        spans: &[Span],
+        u_th: &Array,
+        spans: &Spans,
         acts: &Activations,
-        dout_th: &[f32],
-        parts: &mut impl Iterator<Item = &'a mut [f32]>,
-    ) -> Vec<f32> {
-        let mut grads = Gradients::take(&self.shape, parts);
-        let (d, n) = (self.shape.d_inner, self.shape.d_state);
-        let mut dy_td = vec![0.0; acts.y_td.len()];
+        dout_th: &Array,
+        parts: &mut impl Iterator<Item = SliceMut<'a>>,
+    ) -> Array {
+        let mut grads = Gradients::take(&self.shape, &u_th.device(), parts);
+        let mut dy_td = acts.y_td.zeros_like();
         self.out_proj.input_gradient(dout_th, Into::Overwrite, &mut dy_td);
-        weight_gradient(dout_th, &acts.y_td, self.out_proj.outputs(), grads.out_proj);
-        bias_gradient(dout_th, grads.out_bias);
+        self.out_proj.weight_gradient(dout_th, &acts.y_td, grads.out_proj.reborrow());
+        self.out_proj.bias_gradient(dout_th, grads.out_bias.reborrow());
 
-        let like = |v: &[f32]| vec![0.0; v.len()];
-        let (mut dconv_td, mut ddt_td, mut dz_td) =
-            (like(&acts.conv_td), like(&acts.dt_td), like(&acts.z_td));
-        let (mut db_tn, mut dc_tn) = (like(&acts.b_tn), like(&acts.c_tn));
-        for span in spans {
-            let (wide, narrow) = (span.floats(d), span.floats(n));
-            let mut drows = RowGradients {
-                c_td: &mut dconv_td[wide.clone()],
-                dt_td: &mut ddt_td[wide.clone()],
-                b_tn: &mut db_tn[narrow.clone()],
-                c_tn: &mut dc_tn[narrow],
-                z_td: &mut dz_td[wide.clone()],
-            };
-            let rows = acts.rows(*span, d, n);
-            self.scan.backward(rows, num.state_dtype, &dy_td[wide], &mut drows, &mut grads.scan);
-        }
-        let mut ddt_tr = like(&acts.dt_tr);
+        let d = self.scan.backward(spans, acts.inputs(), num.state_dtype, &dy_td, &mut grads.scan);
+        let InputGradients { c_td: mut dconv_td, dt_td: ddt_td, b_tn, c_tn, z_td: dz_td } = d;
+        let mut ddt_tr = acts.dt_tr.zeros_like();
         self.dt_proj.input_gradient(&ddt_td, Into::Overwrite, &mut ddt_tr);
-        weight_gradient(&ddt_td, &acts.dt_tr, d, grads.dt_proj);
-        self.backward_x_proj(num, acts, [ddt_tr, db_tn, dc_tn], &mut dconv_td, &mut grads);
-        self.backward_in_proj(u_th, spans, acts, &dconv_td, &dz_td, &mut grads)
+        self.dt_proj.weight_gradient(&ddt_td, &acts.dt_tr, grads.dt_proj.reborrow());
+        let dselected = self.backward_norms(num, acts, [ddt_tr, b_tn, c_tn], &mut grads);
+        let mut rest = grads.x_proj;
+        for (linear, dy) in [&self.x_dt, &self.x_b, &self.x_c].into_iter().zip(&dselected) {
+            let (dproj, after) = rest.split_at(linear.outputs() * linear.inner());
+            rest = after;
+            linear.input_gradient(dy, Into::Add, &mut dconv_td);
+            linear.weight_gradient(dy, &acts.conv_td, dproj);
+        }
+        let dx_td = self.conv.backward(spans, &acts.x_td, &dconv_td, grads.conv_w, grads.conv_bias);
+        let in_proj = (grads.in_proj, grads.in_bias);
+        self.backward_in_proj(u_th, &dx_td, &dz_td, in_proj)
     }
 
-    /// Through the three norms, if any, and x_proj; adds to `dconv_td`.
-    fn backward_x_proj(
+    /// Through the norms of dt, B and C, if any.
+    fn backward_norms(
         &self,
         num: &Numerics,
         acts: &Activations,
-        mut dselected: [Vec<f32>; 3],
-        dconv_td: &mut [f32],
+        dselected: [Array; 3],
         grads: &mut Gradients<'_>,
-    ) {
-        let norms = self.norms.iter().flatten().zip(&acts.raw).zip(&mut grads.norms);
-        for (dy, ((w, raw), dnorm)) in dselected.iter_mut().zip(norms) {
-            let mut draw = vec![0.0; raw.len()];
-            rms_norm::backward(raw, w, num.eps, dy, &mut draw, dnorm);
-            *dy = draw;
-        }
-        let mut rest = &mut *grads.x_proj;
-        for (linear, dy) in [&self.x_dt, &self.x_b, &self.x_c].into_iter().zip(&dselected) {
-            let own = linear.outputs() * linear.inner();
-            let (dproj, after) = std::mem::take(&mut rest).split_at_mut(own);
-            rest = after;
-            linear.input_gradient(dy, Into::Add, dconv_td);
-            weight_gradient(dy, &acts.conv_td, linear.outputs(), dproj);
-        }
+    ) -> [Array; 3] {
+        let (Some(norms), Some(raw)) = (&self.norms, &acts.raw) else { return dselected };
+        let mut norm = |i: usize| {
+            let (dy, dnorm) = (&dselected[i], grads.norms[i].reborrow());
+            let mut draw = raw[i].zeros_like();
+            raw[i].rms_norm_backward(&norms[i], num.eps, dy, &mut draw, dnorm);
+            draw
+        };
+        [norm(0), norm(1), norm(2)]
     }
 
-    /// Through the convolution and in_proj; returns du[T, H].
+    /// Through in_proj; returns du[T, H].
     fn backward_in_proj(
         &self,
-        u_th: &[f32],
-        spans: &[Span],
-        acts: &Activations,
-        dconv_td: &[f32],
-        dz_td: &[f32],
-        grads: &mut Gradients<'_>,
-    ) -> Vec<f32> {
-        let (d, h) = (self.in_x.outputs(), self.in_x.inner());
-        let mut dx_td = vec![0.0; acts.x_td.len()];
-        // The gradient by an absent bias is computed and dropped: it is D sums.
-        let mut no_bias = vec![0.0; d];
-        let absent = grads.conv_bias.is_empty();
-        let dbias = if absent { no_bias.as_mut_slice() } else { &mut *grads.conv_bias };
-        for span in spans {
-            let rows = span.floats(d);
-            let (x, dy) = (&acts.x_td[rows.clone()], &dconv_td[rows.clone()]);
-            self.conv.backward(x, dy, &mut dx_td[rows], grads.conv_w, dbias);
-        }
-        let (dw_x, dw_z) = grads.in_proj.split_at_mut(d * h);
-        weight_gradient(&dx_td, u_th, d, dw_x);
-        weight_gradient(dz_td, u_th, d, dw_z);
-        let (dbias_x, dbias_z) = grads.in_bias.split_at_mut(grads.in_bias.len() / 2);
-        bias_gradient(&dx_td, dbias_x);
-        bias_gradient(dz_td, dbias_z);
-        let mut du_th = vec![0.0; u_th.len()];
-        self.in_x.input_gradient(&dx_td, Into::Overwrite, &mut du_th);
+        u_th: &Array,
+        dx_td: &Array,
+        dz_td: &Array,
+        (dw, dbias): (SliceMut<'_>, SliceMut<'_>),
+    ) -> Array {
+        let (dw_x, dw_z) = dw.split_at(self.in_x.outputs() * self.in_x.inner());
+        self.in_x.weight_gradient(dx_td, u_th, dw_x);
+        self.in_z.weight_gradient(dz_td, u_th, dw_z);
+        let half = dbias.len() / 2;
+        let (dbias_x, dbias_z) = dbias.split_at(half);
+        self.in_x.bias_gradient(dx_td, dbias_x);
+        self.in_z.bias_gradient(dz_td, dbias_z);
+        let mut du_th = u_th.zeros_like();
+        self.in_x.input_gradient(dx_td, Into::Overwrite, &mut du_th);
         self.in_z.input_gradient(dz_td, Into::Add, &mut du_th);
         du_th
     }
 }
 
 impl Activations {
-    fn rows(&self, span: Span, d: usize, n: usize) -> Rows<'_> {
-        let (wide, narrow) = (span.floats(d), span.floats(n));
-        Rows {
-            c_td: &self.conv_td[wide.clone()],
-            dt_td: &self.dt_td[wide.clone()],
-            b_tn: &self.b_tn[narrow.clone()],
-            c_tn: &self.c_tn[narrow],
-            z_td: &self.z_td[wide],
+    fn inputs(&self) -> Inputs<'_> {
+        Inputs {
+            c_td: &self.conv_td,
+            dt_td: &self.dt_td,
+            b_tn: &self.b_tn,
+            c_tn: &self.c_tn,
+            z_td: &self.z_td,
         }
     }
 }

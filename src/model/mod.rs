@@ -18,9 +18,6 @@ mod save;
 mod shard;
 mod unit;
 
-use std::ops::Range;
-
-pub use attention::{Context, Projected};
 pub use block::Block;
 pub use checkpoint::{load_master, load_plan};
 pub use config::{
@@ -28,14 +25,14 @@ pub use config::{
     LayerKind, MambaShape, MixerKind, Names, RopeShape,
 };
 pub use error::ModelError;
-pub use mamba::MambaState;
 pub use preset::Preset;
 pub use root::Root;
 pub use save::{save_folder, save_preset};
 pub use unit::{combine_fingerprints, TensorSpec, UnitBytes, UnitSpec};
 
-use crate::base::Position;
 use crate::config::Dtype;
+use crate::ops::array::Device;
+pub use crate::ops::spans::{Span, Spans};
 
 /// The dtypes and constant that fix every rounding of a forward.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,29 +45,6 @@ pub struct Numerics {
     pub residual_dtype: Dtype,
     /// Of every RMS norm.
     pub eps: f32,
-}
-
-/// The rows of one sequence in a chunk of packed rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    pub start: usize,
-    pub len: usize,
-    /// Of the first row, in its sequence.
-    pub position: Position,
-}
-
-impl Span {
-    /// The span's floats in an array of rows `width` floats wide.
-    #[must_use]
-    pub fn floats(self, width: usize) -> Range<usize> {
-        self.start * width..(self.start + self.len) * width
-    }
-
-    /// The rows' places in their sequence.
-    #[must_use]
-    pub fn positions(self) -> Range<usize> {
-        self.position.index()..self.position.index() + self.len
-    }
 }
 
 /// A model's shape: its layers in order and its units. Unit 0 is the root (embedding, final norm
@@ -106,24 +80,22 @@ impl Plan {
 }
 
 /// A whole model packed for forward passes, as the engine holds it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Model {
     pub root: Root,
     pub blocks: Vec<Block>,
 }
 
 impl Model {
-    /// From the units' gathered bytes, in the plan's order.
+    /// From the units' gathered bytes, in the plan's order, on `device`.
     #[must_use]
-    pub fn load(plan: &Plan, units: &[UnitBytes]) -> Self {
+    pub fn load(plan: &Plan, units: &[UnitBytes], device: &Device) -> Self {
         assert_eq!(units.len(), plan.units.len(), "one array of bytes a unit");
-        let root = Root::load(&plan.config, &plan.units[0], &units[0].to_f32(), false);
+        let root = Root::load(&plan.config, &plan.units[0], &units[0].open(device), false);
         let blocks = plan.layers.iter().zip(&plan.units[1..]).zip(&units[1..]);
-        let blocks = blocks
-            .map(|((kind, spec), unit)| {
-                Block::load(&plan.config, *kind, spec, &unit.to_f32(), false)
-            })
-            .collect();
-        Self { root, blocks }
+        let blocks = blocks.map(|((kind, spec), unit)| {
+            Block::load(&plan.config, *kind, spec, &unit.open(device), false)
+        });
+        Self { root, blocks: blocks.collect() }
     }
 }

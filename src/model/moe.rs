@@ -8,16 +8,16 @@
 use super::mlp::{self, Mlp};
 use super::unit::TensorSpec;
 use super::{HfConfig, Numerics};
-use crate::ops::gemm::{weight_gradient, Into, Linear};
-use crate::ops::round::slice_to_dtype;
+use crate::ops::array::{Array, SliceMut};
+use crate::ops::gemm::{Into, Projection};
 use crate::ops::routing::{Choice, Routing};
-use crate::ops::simd::dot;
+use crate::ops::weights::Part;
 
 /// The weights, packed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Moe {
     routing: Routing,
-    router: Linear,
+    router: Projection,
     experts: Vec<Mlp>,
 }
 
@@ -26,8 +26,11 @@ struct Share {
     expert: usize,
     /// Index of the choice, `row · K + k`, for each of the rows.
     choices: Vec<usize>,
+    rows: Vec<usize>,
+    /// By the router, one a row.
+    weights: Vec<f32>,
     /// `[rows, H]`.
-    u: Vec<f32>,
+    u: Array,
 }
 
 pub(super) fn tensors(config: &HfConfig, prefix: &str) -> Vec<TensorSpec> {
@@ -42,14 +45,14 @@ impl Moe {
     /// Takes the tensors, in the order of [`tensors`].
     pub(super) fn load<'a>(
         config: &HfConfig,
-        parts: &mut impl Iterator<Item = &'a [f32]>,
+        parts: &mut impl Iterator<Item = Part<'a>>,
         trains: bool,
     ) -> Self {
         let shape = config.experts();
         let router = parts.next().expect("the unit's tensors are in this order");
         Self {
             routing: Routing { experts: shape.count, per_token: shape.per_token },
-            router: Linear::new(router, &[], config.hidden_size, trains),
+            router: Projection::new(router, router.none(), config.hidden_size, trains),
             experts: (0..shape.count).map(|_| Mlp::load(config, parts, trains)).collect(),
         }
     }
@@ -60,35 +63,34 @@ impl Moe {
     }
 
     /// The router's logits `[T, E]` of the normed rows u[T, H].
-    pub(super) fn router_logits(&self, num: &Numerics, u_th: &[f32]) -> Vec<f32> {
+    pub(super) fn router_logits(&self, num: &Numerics, u_th: &Array) -> Array {
         self.router.forward(u_th, num.dtype)
     }
 
     /// out[T, H] from the normed rows u[T, H].
-    pub(super) fn forward(&self, num: &Numerics, u_th: &[f32]) -> Vec<f32> {
+    pub(super) fn forward(&self, num: &Numerics, u_th: &Array) -> Array {
         let h = self.router.inner();
-        let choices = self.routing.forward(&self.router_logits(num, u_th), num.dtype);
-        let mut out_th = vec![0.0; u_th.len()];
+        let choices = self.routing.choose(&self.router_logits(num, u_th), num.dtype);
+        let mut out_th = u_th.zeros_like();
         for share in self.shares(u_th, &choices) {
             let y = self.experts[share.expert].forward(num, &share.u);
-            for (&choice, y_h) in share.choices.iter().zip(y.chunks_exact(h)) {
-                let out_h = &mut out_th[choice / self.routing.per_token * h..][..h];
-                let weight = choices[choice].weight;
-                out_h.iter_mut().zip(y_h).for_each(|(sum, y)| *sum += weight * y);
-            }
+            out_th.add_weighted_rows(h, &share.rows, &share.weights, &y);
         }
-        slice_to_dtype(&mut out_th, num.dtype);
+        out_th.round_to(num.dtype);
         out_th
     }
 
     /// What each expert that has any rows works on, experts ascending.
-    fn shares(&self, u_th: &[f32], choices: &[Choice]) -> Vec<Share> {
+    fn shares(&self, u_th: &Array, choices_tk: &[Choice]) -> Vec<Share> {
         let (h, k) = (self.router.inner(), self.routing.per_token);
         let share = |expert: usize| {
-            let own = (0..choices.len()).filter(|&choice| choices[choice].expert == expert);
-            let own: Vec<usize> = own.collect();
-            let u = own.iter().flat_map(|choice| &u_th[choice / k * h..][..h]).copied().collect();
-            Share { expert, choices: own, u }
+            let own = (0..choices_tk.len()).filter(|&choice| choices_tk[choice].expert == expert);
+            let choices: Vec<usize> = own.collect();
+            let rows: Vec<usize> = choices.iter().map(|choice| choice / k).collect();
+            let weights = choices_tk.iter().filter(|choice| choice.expert == expert);
+            let weights = weights.map(|choice| choice.weight).collect();
+            let u = u_th.gather_rows(h, &rows);
+            Share { expert, choices, rows, weights, u }
         };
         (0..self.experts.len()).map(share).filter(|share| !share.choices.is_empty()).collect()
     }
@@ -97,37 +99,32 @@ impl Moe {
     pub(super) fn backward<'a>(
         &self,
         num: &Numerics,
-        u_th: &[f32],
-        dout_th: &[f32],
-        parts: &mut impl Iterator<Item = &'a mut [f32]>,
-    ) -> Vec<f32> {
-        let (h, k) = (self.router.inner(), self.routing.per_token);
+        u_th: &Array,
+        dout_th: &Array,
+        parts: &mut impl Iterator<Item = SliceMut<'a>>,
+    ) -> Array {
+        let h = self.router.inner();
         let logits = self.router_logits(num, u_th);
-        let choices = self.routing.forward(&logits, num.dtype);
+        let choices = self.routing.choose(&logits, num.dtype);
         let drouter = parts.next().expect("the unit's tensors are in this order");
-        let mut parts: Vec<&mut [f32]> = parts.take(self.tensors() - 1).collect();
+        let mut parts: Vec<SliceMut<'a>> = parts.take(self.tensors() - 1).collect();
         let mut dweights = vec![0.0; choices.len()];
-        let mut du_th = vec![0.0; u_th.len()];
+        let mut du_th = u_th.zeros_like();
         for share in self.shares(u_th, &choices) {
             let expert = &self.experts[share.expert];
-            let mut dy = expert.forward(num, &share.u);
-            for (&choice, dy_h) in share.choices.iter().zip(dy.chunks_exact_mut(h)) {
-                let dout_h = &dout_th[choice / k * h..][..h];
-                dweights[choice] = dot(dout_h, dy_h);
-                let weight = choices[choice].weight;
-                dy_h.iter_mut().zip(dout_h).for_each(|(d, dout)| *d = weight * dout);
+            let dout = dout_th.gather_rows(h, &share.rows);
+            let dots = dout.row_dots(h, &expert.forward(num, &share.u));
+            for (&choice, dot) in share.choices.iter().zip(dots) {
+                dweights[choice] = dot;
             }
+            let dy = dout.scale_rows(h, &share.weights);
             let own = &mut parts[mlp::TENSORS * share.expert..][..mlp::TENSORS];
-            let du =
-                expert.backward(num, &share.u, &dy, &mut own.iter_mut().map(|part| &mut **part));
-            for (&choice, du_h) in share.choices.iter().zip(du.chunks_exact(h)) {
-                let sum_h = &mut du_th[choice / k * h..][..h];
-                sum_h.iter_mut().zip(du_h).for_each(|(sum, d)| *sum += d);
-            }
+            let mut own = own.iter_mut().map(SliceMut::reborrow);
+            let du = expert.backward(num, &share.u, &dy, &mut own);
+            du_th.add_weighted_rows(h, &share.rows, &vec![1.0; share.rows.len()], &du);
         }
-        let mut dlogits = vec![0.0; logits.len()];
-        self.routing.backward(&logits, &choices, &dweights, &mut dlogits);
-        weight_gradient(&dlogits, u_th, self.routing.experts, drouter);
+        let dlogits = self.routing.choose_backward(&logits, &choices, &dweights);
+        self.router.weight_gradient(&dlogits, u_th, drouter);
         self.router.input_gradient(&dlogits, Into::Add, &mut du_th);
         du_th
     }

@@ -7,32 +7,34 @@ use super::unit::{TensorSpec, UnitSpec};
 use super::{HfConfig, Numerics};
 use crate::base::TokenId;
 use crate::config::Dtype;
-use crate::ops::gemm::{weight_gradient, Into, Linear};
-use crate::ops::rms_norm;
+use crate::ops::array::{Array, Device, SliceMut};
+use crate::ops::embedding::Embedding;
+use crate::ops::gemm::{Into, Projection};
+use crate::ops::weights::Weights;
 
 /// The output head, by the same name in every family.
 pub(super) const HEAD: &str = "lm_head.weight";
 
 /// The weights, the head packed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Root {
-    embed_vh: Vec<f32>,
-    final_norm_h: Vec<f32>,
-    head: Linear,
+    embedding: Embedding,
+    final_norm_h: Array,
+    head: Projection,
     tied: bool,
 }
 
-/// Gradient by the root's tensors, slices of one flat array.
+/// Gradient by the root's tensors, parts of one flat array.
 struct Gradients<'a> {
-    embed: &'a mut [f32],
-    final_norm: &'a mut [f32],
+    embed: SliceMut<'a>,
+    final_norm: SliceMut<'a>,
     /// `None` where the head is the embedding.
-    head: Option<&'a mut [f32]>,
+    head: Option<SliceMut<'a>>,
 }
 
 impl<'a> Gradients<'a> {
-    fn take(spec: &'a UnitSpec, flat: &'a mut [f32]) -> Self {
-        let mut parts = spec.parts_mut(flat);
+    fn take(spec: &'a UnitSpec, flat: &'a mut Array) -> Self {
+        let mut parts = spec.gradients_of(flat);
         let mut next = || parts.next();
         let embed = next().expect("the root has an embedding");
         Self { embed, final_norm: next().expect("the root has a norm"), head: next() }
@@ -52,22 +54,29 @@ pub(super) fn unit(config: &HfConfig) -> UnitSpec {
 }
 
 impl Root {
-    /// From the unit's flat weights; `trains` also packs what the backward needs.
+    /// From the unit's weights; `trains` also packs what the backward needs.
     #[must_use]
-    pub fn load(config: &HfConfig, spec: &UnitSpec, flat: &[f32], trains: bool) -> Self {
-        let mut parts = spec.parts(flat);
+    pub fn load(config: &HfConfig, spec: &UnitSpec, weights: &Weights, trains: bool) -> Self {
+        let mut parts = spec.tensors_of(weights);
         let embed = parts.next().expect("the root has an embedding");
-        let final_norm_h = parts.next().expect("the root has a norm").to_vec();
+        let final_norm_h = parts.next().expect("the root has a norm").to_array();
         let head = parts.next().unwrap_or(embed);
         Self {
-            embed_vh: embed.to_vec(),
+            embedding: Embedding::new(embed),
             final_norm_h,
-            head: Linear::new(head, &[], config.hidden_size, trains),
+            head: Projection::new(head, head.none(), config.hidden_size, trains),
             tied: config.tie_word_embeddings,
         }
     }
 
-    fn hidden(&self) -> usize {
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.final_norm_h.device()
+    }
+
+    /// H.
+    #[must_use]
+    pub fn hidden(&self) -> usize {
         self.final_norm_h.len()
     }
 
@@ -79,23 +88,19 @@ impl Root {
 
     /// x[T, H].
     #[must_use]
-    pub fn embed(&self, tokens: impl IntoIterator<Item = TokenId>) -> Vec<f32> {
-        let h = self.hidden();
-        let row = |token: TokenId| &self.embed_vh[token.index() * h..][..h];
-        tokens.into_iter().flat_map(row).copied().collect()
+    pub fn embed(&self, tokens: &[TokenId]) -> Array {
+        self.embedding.forward(self.hidden(), tokens)
     }
 
     /// The rows after the final norm, `[T, H]`.
     #[must_use]
-    pub fn norm(&self, num: &Numerics, x_th: &[f32]) -> Vec<f32> {
-        let mut u_th = vec![0.0; x_th.len()];
-        rms_norm::forward(x_th, &self.final_norm_h, num.eps, num.dtype, &mut u_th);
-        u_th
+    pub fn norm(&self, num: &Numerics, x_th: &Array) -> Array {
+        x_th.rms_norm(&self.final_norm_h, num.eps, num.dtype)
     }
 
     /// Logits `[T, V]` of rows that have left the last block.
     #[must_use]
-    pub fn logits(&self, num: &Numerics, x_th: &[f32]) -> Vec<f32> {
+    pub fn logits(&self, num: &Numerics, x_th: &Array) -> Array {
         self.head.forward(&self.norm(num, x_th), Dtype::F32)
     }
 
@@ -105,19 +110,19 @@ impl Root {
         &self,
         num: &Numerics,
         spec: &UnitSpec,
-        x_th: &[f32],
-        dlogits_tv: &[f32],
-        grads: &mut [f32],
-    ) -> Vec<f32> {
+        x_th: &Array,
+        dlogits_tv: &Array,
+        grads: &mut Array,
+    ) -> Array {
         let grads = Gradients::take(spec, grads);
         let u_th = self.norm(num, x_th);
         let dhead = grads.head.unwrap_or(grads.embed);
-        weight_gradient(dlogits_tv, &u_th, self.vocab(), dhead);
-        let mut du_th = vec![0.0; u_th.len()];
+        self.head.weight_gradient(dlogits_tv, &u_th, dhead);
+        let mut du_th = u_th.zeros_like();
         self.head.input_gradient(dlogits_tv, Into::Overwrite, &mut du_th);
-        let mut dx_th = vec![0.0; x_th.len()];
+        let mut dx_th = x_th.zeros_like();
         let norm = &self.final_norm_h;
-        rms_norm::backward(x_th, norm, num.eps, &du_th, &mut dx_th, grads.final_norm);
+        x_th.rms_norm_backward(norm, num.eps, &du_th, &mut dx_th, grads.final_norm);
         dx_th
     }
 
@@ -125,16 +130,12 @@ impl Root {
     pub fn backward_embed(
         &self,
         spec: &UnitSpec,
-        tokens: impl IntoIterator<Item = TokenId>,
-        dx_th: &[f32],
-        grads: &mut [f32],
+        tokens: &[TokenId],
+        dx_th: &Array,
+        grads: &mut Array,
     ) {
-        let h = self.hidden();
         let grads = Gradients::take(spec, grads);
         debug_assert_eq!(grads.head.is_none(), self.tied);
-        for (token, dx_h) in tokens.into_iter().zip(dx_th.chunks_exact(h)) {
-            let row = &mut grads.embed[token.index() * h..][..h];
-            row.iter_mut().zip(dx_h).for_each(|(sum, d)| *sum += d);
-        }
+        self.embedding.backward(self.hidden(), tokens, dx_th, grads.embed);
     }
 }

@@ -4,6 +4,8 @@
 //! one list is layout, loader and gradient map at once.
 
 use crate::config::Dtype;
+use crate::ops::array::{Array, Device, SliceMut};
+use crate::ops::weights::{widen, Part, Weights};
 
 /// One named tensor of a unit, by its Hugging Face name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,10 +50,10 @@ impl UnitSpec {
         self.tensors.is_empty()
     }
 
-    /// The tensors of a flat array, in order.
-    pub fn parts<'a>(&'a self, flat: &'a [f32]) -> impl Iterator<Item = &'a [f32]> + 'a {
-        assert_eq!(flat.len(), self.len(), "unit {}", self.name);
-        let mut rest = flat;
+    /// The tensors of a unit's weights, in order.
+    pub fn tensors_of<'a>(&'a self, weights: &'a Weights) -> impl Iterator<Item = Part<'a>> + 'a {
+        assert_eq!(weights.len(), self.len(), "unit {}", self.name);
+        let mut rest = weights.whole();
         self.tensors.iter().map(move |tensor| {
             let (part, after) = rest.split_at(tensor.len());
             rest = after;
@@ -59,15 +61,24 @@ impl UnitSpec {
         })
     }
 
-    /// The same, to write to.
-    pub fn parts_mut<'a>(
-        &'a self,
-        flat: &'a mut [f32],
-    ) -> impl Iterator<Item = &'a mut [f32]> + 'a {
+    /// The tensors of a flat gradient, in order, to add to.
+    pub fn gradients_of<'a>(&'a self, flat: &'a mut Array) -> impl Iterator<Item = SliceMut<'a>> {
+        assert_eq!(flat.len(), self.len(), "unit {}", self.name);
+        let mut rest = Some(flat.slice_mut());
+        self.tensors.iter().map(move |tensor| {
+            let whole = rest.take().expect("the rest is put back below");
+            let (part, after) = whole.split_at(tensor.len());
+            rest = Some(after);
+            part
+        })
+    }
+
+    /// The tensors of a flat array on the host, in order.
+    pub fn parts<'a>(&'a self, flat: &'a [f32]) -> impl Iterator<Item = &'a [f32]> + 'a {
         assert_eq!(flat.len(), self.len(), "unit {}", self.name);
         let mut rest = flat;
         self.tensors.iter().map(move |tensor| {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(tensor.len());
+            let (part, after) = rest.split_at(tensor.len());
             rest = after;
             part
         })
@@ -108,19 +119,16 @@ impl UnitBytes {
         self.bytes
     }
 
-    /// Widened to f32, which loses nothing.
+    /// Widened to f32, which loses nothing, on the host.
     #[must_use]
     pub fn to_f32(&self) -> Vec<f32> {
-        match self.dtype {
-            Dtype::F32 => {
-                let (words, _) = self.bytes.as_chunks::<4>();
-                words.iter().map(|b| f32::from_le_bytes(*b)).collect()
-            }
-            Dtype::Bf16 => {
-                let (halves, _) = self.bytes.as_chunks::<2>();
-                halves.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect()
-            }
-        }
+        widen(&self.bytes, self.dtype)
+    }
+
+    /// As the blocks of a device take them.
+    #[must_use]
+    pub fn open(&self, device: &Device) -> Weights {
+        Weights::open(&self.bytes, self.dtype, device)
     }
 
     /// Moves one element to a neighbouring value of its dtype: the smallest difference that two

@@ -5,8 +5,12 @@
 //! E head width. Query row t sits at absolute position S - T + t. Scores are q·k / sqrt(E) in f32,
 //! p = exp(score - max) is rounded to the compute dtype, as an mma takes it; the sum is not.
 
+use super::array::Array;
+use super::pages::{KeyValueView, Pages};
 use super::round::to_dtype;
 use super::simd::{dot, exp, sum_by, vectorized};
+use super::spans::Spans;
+use crate::base::BlockId;
 use crate::config::Dtype;
 
 /// Head counts and width.
@@ -169,6 +173,106 @@ fn backward_query(
             dq_e[e] += dscore * k[row(s) + e];
             gradients.k[row(s) + e] += dscore * q_e[e];
         }
+    }
+}
+
+/// Rows that have been projected: q `[T, Q·E]`, k and v `[T, G·E]`; or the gradients by them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Projected {
+    pub q: Array,
+    pub k: Array,
+    pub v: Array,
+}
+
+/// The keys and values that a chunk's sequences may see; a sequence's own rows are last.
+#[derive(Clone, Debug)]
+pub enum Contexts {
+    /// Nothing but the rows themselves: sequences from their start.
+    Own,
+    /// Copied from the cache's pages, `[S, G·E]` each, one pair a span.
+    Cpu(Vec<(Vec<f32>, Vec<f32>)>),
+}
+
+/// A row's block table in the layer's group.
+pub type Tables<'a> = Vec<&'a [BlockId]>;
+
+impl Projected {
+    /// Writes each span's keys and values to its blocks.
+    pub fn store(
+        &self,
+        pages: &mut Pages,
+        view: &KeyValueView,
+        spans: &Spans,
+        tables: &Tables<'_>,
+    ) {
+        assert_eq!(spans.len(), tables.len(), "one block table a span");
+        match (&self.k, &self.v) {
+            (Array::Cpu(k), Array::Cpu(v)) => {
+                for (span, table) in spans.iter().zip(tables) {
+                    let (at, start) = (span.floats(view.row), span.position.index());
+                    view.store(pages, table, start, &k[at.clone()], &v[at]);
+                }
+            }
+        }
+    }
+
+    /// The heads' output, `[T, Q·E]`: see [`forward`].
+    #[must_use]
+    pub fn attend(&self, heads: Heads, spans: &Spans, contexts: &Contexts, dtype: Dtype) -> Array {
+        let mut mixed = self.q.zeros_like();
+        match &self.q {
+            Array::Cpu(q) => {
+                let mixed = mixed.cpu_mut();
+                for (i, span) in spans.iter().enumerate() {
+                    let (wide, narrow) =
+                        (span.floats(heads.query_row()), span.floats(heads.key_value_row()));
+                    let (k, v) = match contexts {
+                        Contexts::Own => (&self.k.cpu()[narrow.clone()], &self.v.cpu()[narrow]),
+                        Contexts::Cpu(seen) => (seen[i].0.as_slice(), seen[i].1.as_slice()),
+                    };
+                    forward(heads, &q[wide.clone()], k, v, dtype, &mut mixed[wide]);
+                }
+            }
+        }
+        mixed
+    }
+
+    /// The gradients by the rows of whole sequences, from that by the heads' output.
+    #[must_use]
+    pub fn backward(&self, heads: Heads, spans: &Spans, dmixed: &Array) -> Self {
+        let [mut q, mut k, mut v] = [&self.q, &self.k, &self.v].map(Array::zeros_like);
+        match dmixed {
+            Array::Cpu(dmixed) => {
+                for span in spans.iter() {
+                    let (wide, narrow) =
+                        (span.floats(heads.query_row()), span.floats(heads.key_value_row()));
+                    let mut gradients = Gradients {
+                        q: &mut q.cpu_mut()[wide.clone()],
+                        k: &mut k.cpu_mut()[narrow.clone()],
+                        v: &mut v.cpu_mut()[narrow.clone()],
+                    };
+                    let rows = &self.q.cpu()[wide.clone()];
+                    let (keys, values) = (&self.k.cpu()[narrow.clone()], &self.v.cpu()[narrow]);
+                    backward(heads, rows, keys, values, &dmixed[wide], &mut gradients);
+                }
+            }
+        }
+        Self { q, k, v }
+    }
+}
+
+impl Contexts {
+    /// Each span's context in a layer's pages, its own rows included, which are stored already.
+    #[must_use]
+    pub fn load(pages: &Pages, view: &KeyValueView, spans: &Spans, tables: &Tables<'_>) -> Self {
+        assert_eq!(spans.len(), tables.len(), "one block table a span");
+        let gather = |(span, table): (&super::spans::Span, &&[BlockId])| {
+            let seen = span.positions().end;
+            let (mut k, mut v) = (vec![0.0; seen * view.row], vec![0.0; seen * view.row]);
+            view.gather(pages, table, &mut k, &mut v);
+            (k, v)
+        };
+        Self::Cpu(spans.iter().zip(tables).map(gather).collect())
     }
 }
 

@@ -4,8 +4,12 @@
 //! Shape letters: T rows of one sequence, D channels, K taps. The state is the last K-1 columns
 //! before the silu, `[K-1, D]`, oldest first, as vLLM keeps it.
 
+use super::array::{Array, SliceMut};
 use super::round::to_dtype;
 use super::simd::{silu, silu_derivative, vectorized};
+use super::spans::Spans;
+use super::state::States;
+use super::weights::Part;
 use crate::config::Dtype;
 
 /// Weights of one layer.
@@ -118,6 +122,78 @@ fn advance(state: &mut [f32], x_td: &[f32]) {
         state.copy_within(x_td.len().., 0);
         let kept = state.len() - x_td.len();
         state[kept..].copy_from_slice(x_td);
+    }
+}
+
+/// A layer's convolution on its device.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Convolution {
+    Cpu(Conv),
+}
+
+impl Convolution {
+    /// From `conv1d.weight` `[D, 1, K]` and bias `[D]`; an empty bias is none.
+    #[must_use]
+    pub fn new(w_dk: Part<'_>, bias_d: Part<'_>, channels: usize) -> Self {
+        match (w_dk, bias_d) {
+            (Part::Cpu(w_dk), Part::Cpu(bias_d)) => {
+                let none = vec![0.0; channels];
+                Self::Cpu(Conv::new(w_dk, if bias_d.is_empty() { &none } else { bias_d }))
+            }
+        }
+    }
+
+    /// Floats of one sequence's state.
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        match self {
+            Self::Cpu(conv) => conv.state_len(),
+        }
+    }
+
+    /// y[T, D] from x[T, D]; each span's state advances.
+    #[must_use]
+    pub fn forward(&self, states: &mut States, spans: &Spans, x: &Array, dtype: Dtype) -> Array {
+        assert_eq!(spans.len(), states.len(), "one state a sequence");
+        let mut y = x.zeros_like();
+        match self {
+            Self::Cpu(conv) => {
+                let (x, y) = (x.cpu(), y.cpu_mut());
+                for (span, state) in spans.iter().zip(states.cpu_mut()) {
+                    let rows = span.floats(conv.channels);
+                    conv.forward(&mut state.conv, &x[rows.clone()], dtype, &mut y[rows]);
+                }
+            }
+        }
+        y
+    }
+
+    /// For sequences from their start: returns dx[T, D], adds to the weight's gradient and, where
+    /// there is a bias, to its own.
+    #[must_use]
+    pub fn backward(
+        &self,
+        spans: &Spans,
+        x: &Array,
+        dy: &Array,
+        mut dw_dk: SliceMut<'_>,
+        mut dbias_d: SliceMut<'_>,
+    ) -> Array {
+        let mut dx = x.zeros_like();
+        match self {
+            Self::Cpu(conv) => {
+                // The gradient by an absent bias is computed and dropped: it is D sums.
+                let mut dropped = vec![0.0; conv.channels];
+                let dbias_d = if dbias_d.is_empty() { &mut dropped } else { dbias_d.cpu() };
+                let (x, dy, dx) = (x.cpu(), dy.cpu(), dx.cpu_mut());
+                for span in spans.iter() {
+                    let rows = span.floats(conv.channels);
+                    let (x, dy) = (&x[rows.clone()], &dy[rows.clone()]);
+                    conv.backward(x, dy, &mut dx[rows], dw_dk.cpu(), dbias_d);
+                }
+            }
+        }
+        dx
     }
 }
 

@@ -4,6 +4,10 @@
 //!
 //! Shape letters: M rows of activations, N outputs, K inner.
 
+mod projection;
+
+pub use projection::Projection;
+
 use super::round::slice_to_dtype;
 use super::simd::vectorized;
 use crate::config::Dtype;

@@ -3,7 +3,9 @@
 //!
 //! Callers bound memory by chunks of rows; a row is never cut.
 
+use super::array::Array;
 use super::simd::{exp, ln, sum_by, vectorized};
+use crate::base::TokenId;
 
 /// Vocabulary entries of one tile.
 const TILE: usize = 1024;
@@ -63,6 +65,31 @@ pub fn backward(logits_v: &[f32], target: usize, upstream: f32, dlogits_v: &mut 
         },
     );
     dlogits_v[target] += upstream;
+}
+
+/// The gradient by logits[R, V] from that by each row's log p(target), where log p is of
+/// logits / `temperature`.
+#[must_use]
+pub fn backward_rows(
+    logits_rv: &Array,
+    vocab: usize,
+    targets: &[TokenId],
+    upstream: &[f32],
+    temperature: f32,
+) -> Array {
+    assert_eq!(logits_rv.len(), targets.len() * vocab, "one target a row of logits");
+    assert_eq!(targets.len(), upstream.len(), "one gradient a target");
+    match logits_rv {
+        Array::Cpu(logits_rv) => {
+            let scaled: Vec<f32> = logits_rv.iter().map(|x| x / temperature).collect();
+            let mut dlogits_rv = vec![0.0; scaled.len()];
+            let rows = scaled.chunks_exact(vocab).zip(dlogits_rv.chunks_exact_mut(vocab));
+            for ((logits, dlogits), (target, up)) in rows.zip(targets.iter().zip(upstream)) {
+                backward(logits, target.index(), up / temperature, dlogits);
+            }
+            Array::Cpu(dlogits_rv)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,10 @@
 //! parallel. A row's bits depend on nothing but the row itself (see each file's header for its
 //! order), which is what makes decode, prefill and trainer agree.
 
+pub mod array;
 pub mod attention;
 pub mod conv;
+pub mod embedding;
 pub mod gemm;
 pub mod log_softmax;
 pub mod pages;
@@ -20,6 +22,9 @@ pub mod scan;
 #[allow(unsafe_code)]
 pub mod simd;
 pub mod slot;
+pub mod spans;
+pub mod state;
 pub mod swiglu;
 #[cfg(test)]
 pub mod testing;
+pub mod weights;

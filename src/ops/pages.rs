@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::array::Device;
 use super::slot::state_offset;
 use crate::base::BlockId;
 use crate::config::Dtype;
@@ -24,7 +25,8 @@ pub struct Pages {
 impl Pages {
     /// Zeros, as `torch.zeros` gives vLLM at start.
     #[must_use]
-    pub fn new(buffers: usize, num_blocks: u32, page_bytes: u64) -> Self {
+    pub fn new(device: &Device, buffers: usize, num_blocks: u32, page_bytes: u64) -> Self {
+        let Device::Cpu = device;
         assert_eq!(page_bytes % 4, 0, "a page of {page_bytes} bytes is not whole words");
         let words = page_bytes / 4 * u64::from(num_blocks);
         let words = usize::try_from(words).expect("the pool's size was checked against memory");
@@ -230,7 +232,7 @@ mod tests {
             ssm_stride: 3072,
         };
         let kv = KeyValueView { buffer: 0, dtype: Dtype::F32, block_tokens: 48, row: 32 };
-        (Pages::new(1, 8, 12_288), state, kv)
+        (Pages::new(&Device::Cpu, 1, 8, 12_288), state, kv)
     }
 
     #[test]
@@ -280,7 +282,7 @@ mod tests {
 
     #[test]
     fn bf16_pages_hold_two_bytes_an_element() {
-        let mut pages = Pages::new(1, 2, 64);
+        let mut pages = Pages::new(&Device::Cpu, 1, 2, 64);
         pages.store(0, 64, Dtype::Bf16, &[1.0, 1.003_906_3, -2.5]);
         let mut back = [0.0; 3];
         pages.load(0, 64, Dtype::Bf16, &mut back);
@@ -290,6 +292,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "of a 128-byte buffer")]
     fn an_address_past_the_buffer_is_loud() {
-        Pages::new(1, 2, 64).load(0, 100, Dtype::F32, &mut [0.0; 8]);
+        Pages::new(&Device::Cpu, 1, 2, 64).load(0, 100, Dtype::F32, &mut [0.0; 8]);
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Shape letters: T rows, H width. Order: the lanes of `simd::sum_by` over one row.
 
+use super::array::{Array, SliceMut};
 use super::round::to_dtype;
 use super::simd::{sum_by, vectorized};
 use crate::config::Dtype;
@@ -50,6 +51,34 @@ pub fn backward(
         for i in 0..width {
             dx[i] += scale * dy[i] * w_h[i] - shrink * x[i];
             dw_h[i] += dy[i] * x[i] * scale;
+        }
+    }
+}
+
+impl Array {
+    /// Each row of `w`'s width, normed: see [`forward`].
+    #[must_use]
+    pub fn rms_norm(&self, w_h: &Self, eps: f32, dtype: Dtype) -> Self {
+        let mut y_th = self.zeros_like();
+        match self {
+            Self::Cpu(x_th) => forward(x_th, w_h.cpu(), eps, dtype, y_th.cpu_mut()),
+        }
+        y_th
+    }
+
+    /// Of [`Self::rms_norm`] at this input: adds to `dx_th` and to `dw_h`; see [`backward`].
+    pub fn rms_norm_backward(
+        &self,
+        w_h: &Self,
+        eps: f32,
+        dy_th: &Self,
+        dx_th: &mut Self,
+        mut dw_h: SliceMut<'_>,
+    ) {
+        match self {
+            Self::Cpu(x_th) => {
+                backward(x_th, w_h.cpu(), eps, dy_th.cpu(), dx_th.cpu_mut(), dw_h.cpu());
+            }
         }
     }
 }

@@ -6,7 +6,9 @@
 //! on its own position alone, so any chunking gives the same bits. Powers, sines and cosines are
 //! taken in f64 and rounded to f32, where the last place, in which C libraries differ, is lost.
 
+use super::array::Array;
 use super::round::to_dtype;
+use super::spans::Spans;
 use crate::config::Dtype;
 
 /// Llama 3.1's stretch: low frequencies are divided by `factor`, high ones stay, and those between
@@ -115,6 +117,24 @@ impl Llama3 {
             let keep = (self.original_context / wavelength - self.low_freq_factor)
                 / (self.high_freq_factor - self.low_freq_factor);
             ((1.0 - keep) * stretched + keep * f64::from(frequency)) as f32
+        }
+    }
+}
+
+impl Array {
+    /// q or k `[T, Q, E]` turned in place by each row's position.
+    pub fn rope(&mut self, rope: &Rope, spans: &Spans, dtype: Dtype) {
+        let turns = rope.turns(spans.iter().flat_map(|span| span.positions()), dtype);
+        match self {
+            Self::Cpu(x) => rope.forward(&turns, x, dtype),
+        }
+    }
+
+    /// The gradient by [`Self::rope`]'s output into that by its input, in place.
+    pub fn rope_backward(&mut self, rope: &Rope, spans: &Spans, dtype: Dtype) {
+        let turns = rope.turns(spans.iter().flat_map(|span| span.positions()), dtype);
+        match self {
+            Self::Cpu(dx) => rope.backward(&turns, dx),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! The CPU computes in f32 and rounds at the points the GPU would store: a value of dtype bf16 is
 //! an f32 whose low 16 bits are zero.
 
+use super::array::Array;
 use super::simd::vectorized;
 use crate::config::Dtype;
 
@@ -31,6 +32,25 @@ pub fn to_dtype(x: f32, dtype: Dtype) -> f32 {
 pub fn slice_to_dtype(xs: &mut [f32], dtype: Dtype) {
     if dtype == Dtype::Bf16 {
         vectorized(|| xs.iter_mut().for_each(|x| *x = bf16(*x)));
+    }
+}
+
+impl Array {
+    /// Rounds every element in place.
+    pub fn round_to(&mut self, dtype: Dtype) {
+        match self {
+            Self::Cpu(xs) => slice_to_dtype(xs, dtype),
+        }
+    }
+
+    /// The residual sum: self = round(self + y).
+    pub fn add_rounded(&mut self, y: &Self, dtype: Dtype) {
+        assert_eq!(self.len(), y.len(), "a sum of unequal lengths");
+        match self {
+            Self::Cpu(xs) => {
+                xs.iter_mut().zip(y.cpu()).for_each(|(x, y)| *x = to_dtype(*x + y, dtype));
+            }
+        }
     }
 }
 

@@ -5,8 +5,9 @@
 //! wins. Order of the sum: the lanes of `simd::sum_by` over one row. A weight is rounded to the
 //! compute dtype, a probability is not.
 
+use super::array::Array;
 use super::round::to_dtype;
-use super::simd::{exp, sum_by};
+use super::simd::{dot, exp, sum_by};
 use crate::config::Dtype;
 
 /// How many experts there are, and how many a token goes to.
@@ -78,6 +79,77 @@ impl Routing {
                 mean += p_e[choice.expert] * dweight;
             }
             dlogits_e.iter_mut().zip(&p_e).for_each(|(d, p)| *d = p * (*d - mean));
+        }
+    }
+}
+
+impl Routing {
+    /// The choices of logits[T, E] on any device. They are made on the host: which rows an expert
+    /// gets must be known there anyway.
+    #[must_use]
+    pub fn choose(self, logits_te: &Array, dtype: Dtype) -> Vec<Choice> {
+        match logits_te {
+            Array::Cpu(logits_te) => self.forward(logits_te, dtype),
+        }
+    }
+
+    /// See [`Self::backward`].
+    #[must_use]
+    pub fn choose_backward(
+        self,
+        logits_te: &Array,
+        choices_tk: &[Choice],
+        dweights_tk: &[f32],
+    ) -> Array {
+        let device = logits_te.device();
+        let mut dlogits_te = vec![0.0; logits_te.len()];
+        self.backward(&logits_te.to_host(), choices_tk, dweights_tk, &mut dlogits_te);
+        device.upload(dlogits_te)
+    }
+}
+
+impl Array {
+    /// Row `rows[i]` of this array += `weights[i]` · row i of `from`. No row is named twice.
+    pub fn add_weighted_rows(
+        &mut self,
+        width: usize,
+        rows: &[usize],
+        weights: &[f32],
+        from: &Self,
+    ) {
+        assert!(rows.len() == weights.len() && from.len() == rows.len() * width, "rows differ");
+        match self {
+            Self::Cpu(values) => {
+                let each = rows.iter().zip(weights).zip(from.cpu().chunks_exact(width));
+                for ((&row, weight), from) in each {
+                    let sums = &mut values[row * width..][..width];
+                    sums.iter_mut().zip(from).for_each(|(sum, x)| *sum += weight * x);
+                }
+            }
+        }
+    }
+
+    /// Row i times `weights[i]`.
+    #[must_use]
+    pub fn scale_rows(&self, width: usize, weights: &[f32]) -> Self {
+        assert_eq!(self.len(), weights.len() * width, "one weight a row");
+        match self {
+            Self::Cpu(values) => {
+                let each = values.chunks_exact(width).zip(weights);
+                Self::Cpu(each.flat_map(|(row, w)| row.iter().map(move |x| w * x)).collect())
+            }
+        }
+    }
+
+    /// Each row's scalar product with the same row of `other`, on the host.
+    #[must_use]
+    pub fn row_dots(&self, width: usize, other: &Self) -> Vec<f32> {
+        assert_eq!(self.len(), other.len(), "products of unequal rows");
+        match self {
+            Self::Cpu(values) => {
+                let each = values.chunks_exact(width).zip(other.cpu().chunks_exact(width));
+                each.map(|(a, b)| dot(a, b)).collect()
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! changes a log-probability: both sides score through
 //! [`Sampler::log_prob`].
 
+use super::array::Array;
 use super::log_softmax::Normaliser;
 use super::simd::{exp, vectorized};
 use crate::base::{Contract, LogProb, TokenId};
@@ -152,6 +153,42 @@ impl Sampler {
         self.processed_v.clear();
         self.processed_v.extend_from_slice(logits_v);
         process(&mut self.processed_v, contract);
+    }
+}
+
+/// A token for each row of logits[R, V], the one that its noise picks, and its log-probability.
+#[must_use]
+pub fn sample_rows(
+    logits_rv: &Array,
+    vocab: usize,
+    noise: &[f64],
+    contract: &Contract,
+) -> Vec<(TokenId, LogProb)> {
+    assert_eq!(logits_rv.len(), noise.len() * vocab, "one number a row of logits");
+    match logits_rv {
+        Array::Cpu(logits_rv) => {
+            let mut sampler = Sampler::default();
+            let each = logits_rv.chunks_exact(vocab).zip(noise);
+            each.map(|(row, &noise)| sampler.sample(row, noise, contract)).collect()
+        }
+    }
+}
+
+/// log p of each row's target under the contract, from logits[R, V].
+#[must_use]
+pub fn log_prob_rows(
+    logits_rv: &Array,
+    vocab: usize,
+    targets: &[TokenId],
+    contract: &Contract,
+) -> Vec<LogProb> {
+    assert_eq!(logits_rv.len(), targets.len() * vocab, "one target a row of logits");
+    match logits_rv {
+        Array::Cpu(logits_rv) => {
+            let mut sampler = Sampler::default();
+            let each = logits_rv.chunks_exact(vocab).zip(targets);
+            each.map(|(row, &token)| sampler.log_prob(row, token, contract)).collect()
+        }
     }
 }
 

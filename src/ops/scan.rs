@@ -6,6 +6,10 @@
 //! The sum over n follows the lanes of `simd`. A bf16 state is rounded after every row, because a
 //! decode that goes through its cache page cannot help doing so; y uses h before that rounding.
 
+mod selective;
+
+pub use selective::{InputGradients, Inputs, SelectiveScan, Sums};
+
 use super::round::to_dtype;
 use super::simd::{exp, fold, sigmoid, silu, silu_derivative, softplus, vectorized, LANES};
 use crate::config::Dtype;

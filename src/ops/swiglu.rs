@@ -1,5 +1,6 @@
 //! The gated activation silu(gate) · up, computed in f32 and rounded once. Element by element.
 
+use super::array::Array;
 use super::round::to_dtype;
 use super::simd::{silu, silu_derivative, vectorized};
 use crate::config::Dtype;
@@ -30,6 +31,32 @@ pub fn backward(gate: &[f32], up: &[f32], dy: &[f32], dgate: &mut [f32], dup: &m
             }
         },
     );
+}
+
+impl Array {
+    /// round(silu(self) · up).
+    #[must_use]
+    pub fn swiglu(&self, up: &Self, dtype: Dtype) -> Self {
+        match self {
+            Self::Cpu(gate) => {
+                let mut y = gate.clone();
+                forward(&mut y, up.cpu(), dtype);
+                Self::Cpu(y)
+            }
+        }
+    }
+
+    /// Of [`Self::swiglu`]: the gradients by gate and up.
+    #[must_use]
+    pub fn swiglu_backward(&self, up: &Self, dy: &Self) -> [Self; 2] {
+        let (mut dgate, mut dup) = (self.zeros_like(), self.zeros_like());
+        match self {
+            Self::Cpu(gate) => {
+                backward(gate, up.cpu(), dy.cpu(), dgate.cpu_mut(), dup.cpu_mut());
+            }
+        }
+        [dgate, dup]
+    }
 }
 
 #[cfg(test)]

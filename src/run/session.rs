@@ -14,6 +14,7 @@ use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
 use crate::engine::{Completion, Engine, GenerationRequest, SampledToken};
 use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
 use crate::model::{combine_fingerprints, Numerics, Plan};
+use crate::ops::array::Device;
 use crate::rollout::{advantages, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task};
 use crate::trainer::reference::Reference;
 use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
@@ -37,6 +38,7 @@ pub struct Session {
     pub codec: Arc<Codec>,
     pub engine: Engine,
     pub trainer: Trainer,
+    device: Device,
     task: Task,
     contract: Contract,
     /// Old log-probabilities of the step's rollouts, for the update.
@@ -68,8 +70,10 @@ impl Session {
         let Parts { plan, master, num, codec } = parts::load(config)?;
         let task = Task::new(&config.task, config.seed, Arc::clone(&codec))?;
         let contract = config.contract();
-        let engine = Engine::new(plan.clone(), num, config.engine.clone(), contract, config.seed)?;
-        let trainer = Trainer::new(plan.clone(), num, config.trainer.clone(), &master);
+        let device = Device::Cpu;
+        let engine_config = config.engine.clone();
+        let engine = Engine::new(&device, plan.clone(), num, engine_config, contract, config.seed)?;
+        let trainer = Trainer::new(&device, plan.clone(), num, config.trainer.clone(), &master);
         let mut session = Self {
             config: config.clone(),
             plan,
@@ -77,6 +81,7 @@ impl Session {
             codec,
             engine,
             trainer,
+            device,
             task,
             contract,
             old: Vec::new(),
@@ -305,8 +310,14 @@ impl Session {
     pub fn evaluate(&self, prompts: u32) -> Result<Evaluation> {
         let contract = Contract { temperature: 0.0, ..Contract::PLAIN };
         let engine_config = self.config.engine.clone();
-        let mut engine =
-            Engine::new(self.plan.clone(), self.num, engine_config, contract, self.config.seed)?;
+        let mut engine = Engine::new(
+            &self.device,
+            self.plan.clone(),
+            self.num,
+            engine_config,
+            contract,
+            self.config.seed,
+        )?;
         let weights = self.trainer.hand_over()?;
         engine.load(weights.version, weights.units);
         let problems = self.task.problems(Draw::Evaluation, Step::new(0), prompts)?;

@@ -5,8 +5,9 @@
 use super::pass::{Chunk, Shape};
 use crate::base::{Contract, LogProb, TokenId};
 use crate::model::Root;
+use crate::ops::array::Array;
 use crate::ops::log_softmax;
-use crate::ops::sampling::Sampler;
+use crate::ops::sampling::log_prob_rows;
 
 /// Rows whose logits exist at once: 64 x 65,536 x 4 bytes are 16 MiB a thread.
 const LOGIT_ROWS: usize = 64;
@@ -37,15 +38,13 @@ pub(super) fn log_probs(
     contract: &Contract,
 ) -> Vec<Scored> {
     let ratio = contract.for_policy_ratio();
-    let (mut sampler, mut scored) = (Sampler::default(), Vec::with_capacity(targets.len()));
+    let mut scored = Vec::with_capacity(targets.len());
     for part in targets.chunks(LOGIT_ROWS) {
-        let logits_tv = root.logits(shape.num, &rows(shape, chunk, part));
-        for (target, logits_v) in part.iter().zip(logits_tv.chunks_exact(root.vocab())) {
-            scored.push(Scored {
-                contract: sampler.log_prob(logits_v, target.token, contract),
-                ratio: sampler.log_prob(logits_v, target.token, &ratio),
-            });
-        }
+        let logits_rv = root.logits(shape.num, &rows(root, chunk, part));
+        let tokens = tokens(part);
+        let by = |contract| log_prob_rows(&logits_rv, root.vocab(), &tokens, contract);
+        let both = by(contract).into_iter().zip(by(&ratio));
+        scored.extend(both.map(|(contract, ratio)| Scored { contract, ratio }));
     }
     scored
 }
@@ -59,10 +58,14 @@ pub(super) struct Scored {
     pub ratio: LogProb,
 }
 
-/// Copies the targets' rows side by side.
-fn rows(shape: Shape<'_>, chunk: &Chunk, targets: &[Target]) -> Vec<f32> {
-    let h = shape.plan.config.hidden_size;
-    targets.iter().flat_map(|target| &chunk.x_th[target.row * h..][..h]).copied().collect()
+/// The targets' rows side by side.
+fn rows(root: &Root, chunk: &Chunk, targets: &[Target]) -> Array {
+    let rows: Vec<usize> = targets.iter().map(|target| target.row).collect();
+    chunk.x_th.gather_rows(root.hidden(), &rows)
+}
+
+fn tokens(targets: &[Target]) -> Vec<TokenId> {
+    targets.iter().map(|target| target.token).collect()
 }
 
 /// From d loss / d log p of each target, where log p is of logits / `temperature`: adds the root's
@@ -74,25 +77,20 @@ pub(super) fn backward(
     targets: &[Target],
     upstream: &[f32],
     temperature: f32,
-    grads: &mut [f32],
-) -> Vec<f32> {
+    grads: &mut Array,
+) -> Array {
     assert_eq!(targets.len(), upstream.len(), "one gradient a target");
-    let (h, v) = (shape.plan.config.hidden_size, root.vocab());
-    let mut dx_th = vec![0.0; chunk.x_th.len()];
+    let mut parts = Vec::new();
     for (part, upstream) in targets.chunks(LOGIT_ROWS).zip(upstream.chunks(LOGIT_ROWS)) {
-        let x_rh = rows(shape, chunk, part);
-        let mut logits_rv = root.logits(shape.num, &x_rh);
-        let mut dlogits_rv = vec![0.0; logits_rv.len()];
-        let rows = logits_rv.chunks_exact_mut(v).zip(dlogits_rv.chunks_exact_mut(v));
-        for ((logits, dlogits), (target, up)) in rows.zip(part.iter().zip(upstream)) {
-            logits.iter_mut().for_each(|x| *x /= temperature);
-            log_softmax::backward(logits, target.token.index(), up / temperature, dlogits);
-        }
+        let x_rh = rows(root, chunk, part);
+        let logits_rv = root.logits(shape.num, &x_rh);
+        let tokens = tokens(part);
+        let dlogits_rv =
+            log_softmax::backward_rows(&logits_rv, root.vocab(), &tokens, upstream, temperature);
         let spec = &shape.plan.units[0];
-        let dx_rh = root.backward_head(shape.num, spec, &x_rh, &dlogits_rv, grads);
-        for (target, dx) in part.iter().zip(dx_rh.chunks_exact(h)) {
-            dx_th[target.row * h..][..h].copy_from_slice(dx);
-        }
+        parts.push(root.backward_head(shape.num, spec, &x_rh, &dlogits_rv, grads));
     }
-    dx_th
+    let rows: Vec<usize> = targets.iter().map(|target| target.row).collect();
+    let dx_rh = Array::concat(shape.device, parts);
+    dx_rh.scatter_rows(root.hidden(), &rows, chunk.tokens.len())
 }

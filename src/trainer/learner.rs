@@ -2,8 +2,6 @@
 
 mod snapshot;
 
-use rayon::prelude::*;
-
 use super::collective::SharedMemory;
 use super::head::{self, Scored, Target};
 use super::minibatch::GrpoChunk;
@@ -18,9 +16,11 @@ pub use snapshot::TrainerSnapshot;
 use crate::base::{Contract, TokenId, WeightVersion};
 use crate::config::{Fault, TrainerConfig, Update};
 use crate::model::{Block, Numerics, Plan, UnitBytes};
+use crate::ops::array::{Array, Device};
 
 /// One rank of the trainer.
 pub struct Trainer {
+    device: Device,
     plan: Plan,
     num: Numerics,
     config: TrainerConfig,
@@ -55,15 +55,22 @@ impl Units for Faulty<'_> {
 impl Trainer {
     /// One rank that is the whole world, over a model's f32 master weights.
     #[must_use]
-    pub fn new(plan: Plan, num: Numerics, config: TrainerConfig, master: &[Vec<f32>]) -> Self {
+    pub fn new(
+        device: &Device,
+        plan: Plan,
+        num: Numerics,
+        config: TrainerConfig,
+        master: &[Vec<f32>],
+    ) -> Self {
+        let device = device.clone();
         let world = SharedMemory::world(1).pop().expect("a world of one rank");
         let trains = config.update == Update::Adamw;
         let units = ShardedUnits::new(Box::new(world), num.dtype, master, trains);
-        Self { plan, num, config, units, frozen: None, version: WeightVersion::new(0) }
+        Self { device, plan, num, config, units, frozen: None, version: WeightVersion::new(0) }
     }
 
     fn shape(&self) -> Shape<'_> {
-        Shape { plan: &self.plan, num: &self.num }
+        Shape { plan: &self.plan, num: &self.num, device: &self.device }
     }
 
     #[must_use]
@@ -145,11 +152,10 @@ impl Trainer {
         let (mut chunks, prompt_lens) = self.pack(sequences);
         let root = pass::forward(self.shape(), units, &mut chunks, false, &mut |_, _| {})?;
         let shape = self.shape();
-        let score = |chunk: &Chunk| {
+        let scored: Vec<Vec<Scored>> = self.device.map(&mut chunks, |_, chunk| {
             let targets = head::targets(chunk, &prompt_lens);
             head::log_probs(shape, &root, chunk, &targets, contract)
-        };
-        let scored: Vec<Vec<Scored>> = chunks.par_iter().map(score).collect();
+        });
         let mut flat = scored.into_iter().flatten();
         let of_sequence = |sequence: &Sequence| {
             let mut scores = SequenceScores::default();
@@ -179,9 +185,10 @@ impl Trainer {
         let mut routers = vec![Vec::new(); sequences.len()];
         let mut observe = |block: &Block, chunks: &[Chunk]| {
             for chunk in chunks {
-                keep(chunk, &chunk.x_th);
+                keep(chunk, &chunk.x_th.to_host());
                 let logits_te = block.router_logits(&self.num, &chunk.spans, &chunk.x_th);
                 let Some(logits_te) = logits_te else { continue };
+                let logits_te = logits_te.into_host();
                 let experts = logits_te.len() / chunk.tokens.len();
                 for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
                     routers[sequence].push(logits_te[span.floats(experts)].to_vec());
@@ -192,13 +199,13 @@ impl Trainer {
             pass::forward(self.shape(), units, &mut chunks, false, &mut observe)
         })?;
         for chunk in &chunks {
-            keep(chunk, &root.norm(&self.num, &chunk.x_th));
+            keep(chunk, &root.norm(&self.num, &chunk.x_th).into_host());
         }
         for (inspection, router) in inspections.iter_mut().zip(routers) {
             inspection.router_logits = router;
         }
         for chunk in &chunks {
-            let logits_tv = root.logits(&self.num, &chunk.x_th);
+            let logits_tv = root.logits(&self.num, &chunk.x_th).into_host();
             for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
                 inspections[sequence].logits = logits_tv[span.floats(v)].to_vec();
             }
@@ -212,7 +219,7 @@ impl Trainer {
             assert!(0 < prompt && prompt <= all, "a prompt of {prompt} in {all} tokens");
         }
         let tokens: Vec<&[TokenId]> = sequences.iter().map(|s| s.tokens.as_slice()).collect();
-        let chunks = pass::pack(&tokens, self.config.max_tokens_per_chunk as usize);
+        let chunks = pass::pack(&self.device, &tokens, self.config.max_tokens_per_chunk as usize);
         (chunks, sequences.iter().map(|sequence| sequence.prompt_len).collect())
     }
 
@@ -287,11 +294,10 @@ impl Trainer {
         let root = pass::forward(shape, &self.units, &mut chunks, true, &mut |_, _| {})?;
         let targets: Vec<Vec<Target>> =
             chunks.iter().map(|chunk| head::targets(chunk, &prompt_lens)).collect();
-        let score = |(chunk, targets): (&Chunk, &Vec<Target>)| {
-            let scored = head::log_probs(shape, &root, chunk, targets, &plain);
+        let new: Vec<Vec<f64>> = self.device.map(&mut chunks, |i, chunk| {
+            let scored = head::log_probs(shape, &root, chunk, &targets[i], &plain);
             scored.iter().map(|one| f64::from(one.ratio.get())).collect()
-        };
-        let new: Vec<Vec<f64>> = chunks.par_iter().zip(&targets).map(score).collect();
+        });
         let mut upstream: Vec<Vec<f32>> = Vec::with_capacity(chunks.len());
         for (chunk, new) in chunks.iter().zip(&new) {
             upstream.push(loss(chunk, new)?.into_iter().map(|d| d as f32).collect());
@@ -325,8 +331,9 @@ impl Trainer {
         sequences: &[Sequence],
     ) -> Result<(f64, Vec<(String, f64)>), TrainerError> {
         let (loss, gradient) = self.supervised_gradient(sequences)?;
-        let of_unit = |(spec, flat): (&crate::model::UnitSpec, &Vec<f32>)| {
-            let parts = spec.tensors.iter().zip(spec.parts(flat));
+        let of_unit = |(spec, flat): (&crate::model::UnitSpec, &Array)| {
+            let flat = flat.to_host();
+            let parts = spec.tensors.iter().zip(spec.parts(&flat));
             parts
                 .map(|(tensor, part)| (tensor.name.clone(), adamw::squared_norm(part).sqrt()))
                 .collect::<Vec<_>>()

@@ -5,11 +5,10 @@
 //! on how many threads there are. A unit's weights are gathered before its forward, dropped after
 //! it, and gathered again for its backward, which recomputes the layer from its saved input.
 
-use rayon::prelude::*;
-
 use super::TrainerError;
 use crate::base::{Position, TokenId};
-use crate::model::{Block, Numerics, Plan, Root, Span, UnitBytes};
+use crate::model::{Block, Numerics, Plan, Root, Span, Spans, UnitBytes};
+use crate::ops::array::{Array, Device};
 
 /// Where a pass gets a unit's compute-dtype weights from.
 pub(super) trait Units {
@@ -22,18 +21,19 @@ pub(super) trait Units {
 pub(super) struct Shape<'a> {
     pub plan: &'a Plan,
     pub num: &'a Numerics,
+    pub device: &'a Device,
 }
 
 impl Shape<'_> {
     pub(super) fn root(&self, units: &dyn Units, trains: bool) -> Result<Root, TrainerError> {
-        let flat = units.gather(0)?.to_f32();
-        Ok(Root::load(&self.plan.config, &self.plan.units[0], &flat, trains))
+        let weights = units.gather(0)?.open(self.device);
+        Ok(Root::load(&self.plan.config, &self.plan.units[0], &weights, trains))
     }
 
     fn block(&self, units: &dyn Units, layer: usize, trains: bool) -> Result<Block, TrainerError> {
         let spec = &self.plan.units[layer + 1];
-        let flat = units.gather(layer + 1)?.to_f32();
-        Ok(Block::load(&self.plan.config, self.plan.layers[layer], spec, &flat, trains))
+        let weights = units.gather(layer + 1)?.open(self.device);
+        Ok(Block::load(&self.plan.config, self.plan.layers[layer], spec, &weights, trains))
     }
 }
 
@@ -41,36 +41,38 @@ impl Shape<'_> {
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub tokens: Vec<TokenId>,
-    pub spans: Vec<Span>,
+    pub spans: Spans,
     /// Indices of the packed sequences, in the caller's list.
     pub sequences: Vec<usize>,
     /// The residual stream, `[T, H]`; after the pass, what left the last block.
-    pub x_th: Vec<f32>,
+    pub x_th: Array,
     /// Each layer's input, where a backward will follow.
-    inputs: Vec<Vec<f32>>,
+    inputs: Vec<Array>,
 }
 
 /// Packs sequences in order; a chunk holds up to `max_tokens`, and at least one sequence.
-pub(super) fn pack(sequences: &[&[TokenId]], max_tokens: usize) -> Vec<Chunk> {
-    let mut chunks: Vec<Chunk> = Vec::new();
-    for (index, tokens) in sequences.iter().enumerate() {
-        let fits = |chunk: &Chunk| chunk.tokens.len() + tokens.len() <= max_tokens;
-        if !chunks.last().is_some_and(fits) {
-            chunks.push(Chunk {
-                tokens: Vec::new(),
-                spans: Vec::new(),
-                sequences: Vec::new(),
-                x_th: Vec::new(),
-                inputs: Vec::new(),
-            });
+pub(super) fn pack(device: &Device, sequences: &[&[TokenId]], max_tokens: usize) -> Vec<Chunk> {
+    let mut packed: Vec<(Vec<TokenId>, Vec<Span>, Vec<usize>)> = Vec::new();
+    for (index, new) in sequences.iter().enumerate() {
+        let fits = |tokens: &[TokenId]| tokens.len() + new.len() <= max_tokens;
+        if !packed.last().is_some_and(|(tokens, ..)| fits(tokens)) {
+            packed.push(Default::default());
         }
-        let chunk = chunks.last_mut().expect("one was just pushed where there was none");
-        let (start, len) = (chunk.tokens.len(), tokens.len());
-        chunk.spans.push(Span { start, len, position: Position::new(0) });
-        chunk.sequences.push(index);
-        chunk.tokens.extend_from_slice(tokens);
+        let (tokens, spans, members) =
+            packed.last_mut().expect("one was just pushed where there was none");
+        let (start, len) = (tokens.len(), new.len());
+        spans.push(Span { start, len, position: Position::new(0) });
+        members.push(index);
+        tokens.extend_from_slice(new);
     }
-    chunks
+    let chunk = |(tokens, spans, sequences)| Chunk {
+        tokens,
+        spans: Spans::new(device, spans),
+        sequences,
+        x_th: device.zeros(0),
+        inputs: Vec::new(),
+    };
+    packed.into_iter().map(chunk).collect()
 }
 
 /// Runs every chunk through all layers. `observe` sees each layer and its input in turn. Returns
@@ -83,14 +85,14 @@ pub(super) fn forward(
     observe: &mut dyn FnMut(&Block, &[Chunk]),
 ) -> Result<Root, TrainerError> {
     let root = shape.root(units, false)?;
-    chunks.par_iter_mut().for_each(|chunk| {
+    shape.device.map(chunks, |_, chunk| {
         chunk.inputs.clear();
-        chunk.x_th = root.embed(chunk.tokens.iter().copied());
+        chunk.x_th = root.embed(&chunk.tokens);
     });
     for layer in 0..shape.plan.layers.len() {
         let block = shape.block(units, layer, false)?;
         observe(&block, chunks);
-        chunks.par_iter_mut().for_each(|chunk| {
+        shape.device.map(chunks, |_, chunk| {
             if keep_inputs {
                 chunk.inputs.push(chunk.x_th.clone());
             }
@@ -102,10 +104,10 @@ pub(super) fn forward(
 
 /// From the root, a chunk and its index: adds the root's gradient to the flat array, returns the
 /// gradient by what left the last block.
-pub(super) type HeadBackward<'a> = dyn Fn(&Root, usize, &Chunk, &mut [f32]) -> Vec<f32> + Sync + 'a;
+pub(super) type HeadBackward<'a> = dyn Fn(&Root, usize, &Chunk, &mut Array) -> Array + Sync + 'a;
 
-/// A whole model's gradient, one flat f32 array a unit.
-pub(super) type Gradient = Vec<Vec<f32>>;
+/// A whole model's gradient, one flat array a unit.
+pub(super) type Gradient = Vec<Array>;
 
 /// From the gradient by what left the last block (made by `head`, which also adds the root's own),
 /// back to the embedding. Chunks are taken in waves, and their gradients summed in chunk order.
@@ -116,22 +118,23 @@ pub(super) fn backward(
     head: &HeadBackward<'_>,
 ) -> Result<Gradient, TrainerError> {
     let specs = &shape.plan.units;
-    let mut total: Gradient = specs.iter().map(|spec| vec![0.0; spec.len()]).collect();
+    let device = shape.device;
+    let mut total: Gradient = specs.iter().map(|spec| device.zeros(spec.len())).collect();
     let root = shape.root(units, true)?;
-    let mut upstream = vec![Vec::new(); chunks.len()];
-    accumulate(&mut total[0], &mut upstream, |index, dx_th, grads| {
+    let mut upstream: Vec<Array> = chunks.iter().map(|_| device.zeros(0)).collect();
+    accumulate(device, &mut total[0], &mut upstream, |index, dx_th, grads| {
         *dx_th = head(&root, index, &chunks[index], grads);
     });
     for layer in (0..shape.plan.layers.len()).rev() {
         let (block, spec) = (shape.block(units, layer, true)?, &specs[layer + 1]);
-        accumulate(&mut total[layer + 1], &mut upstream, |index, dx_th, grads| {
+        accumulate(device, &mut total[layer + 1], &mut upstream, |index, dx_th, grads| {
             let chunk = &chunks[index];
             let x_th = &chunk.inputs[layer];
             block.backward(shape.num, spec, &chunk.spans, x_th, dx_th, grads);
         });
     }
     for (chunk, dx_th) in chunks.iter().zip(&upstream) {
-        root.backward_embed(&specs[0], chunk.tokens.iter().copied(), dx_th, &mut total[0]);
+        root.backward_embed(&specs[0], &chunk.tokens, dx_th, &mut total[0]);
     }
     Ok(total)
 }
@@ -142,19 +145,18 @@ const WAVE: usize = 8;
 /// Runs `work` on every chunk's upstream gradient, in parallel, and adds what each leaves in its
 /// own array to `total`, chunks ascending.
 fn accumulate(
-    total: &mut [f32],
-    upstream: &mut [Vec<f32>],
-    work: impl Fn(usize, &mut Vec<f32>, &mut [f32]) + Sync,
+    device: &Device,
+    total: &mut Array,
+    upstream: &mut [Array],
+    work: impl Fn(usize, &mut Array, &mut Array) + Sync,
 ) {
     for (wave, part) in upstream.chunks_mut(WAVE).enumerate() {
-        let one = |(i, dx_th): (usize, &mut Vec<f32>)| {
-            let mut grads = vec![0.0; total.len()];
+        let len = total.len();
+        let done = device.map(part, |i, dx_th| {
+            let mut grads = device.zeros(len);
             work(wave * WAVE + i, dx_th, &mut grads);
             grads
-        };
-        let done: Vec<Vec<f32>> = part.par_iter_mut().enumerate().map(one).collect();
-        for grads in done {
-            total.iter_mut().zip(&grads).for_each(|(sum, g)| *sum += g);
-        }
+        });
+        done.iter().for_each(|grads| total.add_assign(grads));
     }
 }

@@ -89,9 +89,9 @@ impl ShardedUnits {
         let moments = self.moments.as_mut().expect("this trainer was built to update");
         let mut shards = Vec::with_capacity(gradient.len());
         let mut squares = Vec::with_capacity(gradient.len());
-        for (spec, (mut flat, master)) in
-            plan.units.iter().zip(gradient.into_iter().zip(&self.master))
+        for (spec, (flat, master)) in plan.units.iter().zip(gradient.into_iter().zip(&self.master))
         {
+            let mut flat = flat.into_host();
             flat.resize(master.len() * self.collective.world_size(), 0.0);
             let mut shard = vec![0.0; master.len()];
             self.collective.reduce_scatter(&flat, &mut shard)?;

@@ -18,6 +18,7 @@ mod ops;
 use candle_core::{Tensor, Var};
 use common::dense::{flat, tensor, Candle};
 use gapscope::base::Stream;
+use gapscope::ops::weights::Weights;
 
 /// Four times the worst of the header.
 const TOLERANCE: f64 = 5e-6;
@@ -26,6 +27,11 @@ const TOLERANCE: f64 = 5e-6;
 fn random(len: usize, seed: u64) -> Vec<f32> {
     let mut stream = Stream::new(seed, "autograd", len as u64);
     (0..len).map(|_| stream.normal() as f32).collect()
+}
+
+/// A unit's weights on the CPU.
+fn cpu(flat: &[f32]) -> Weights {
+    Weights::Cpu(flat.to_vec())
 }
 
 /// Compares all elements; what is exactly 0 in theory may be a rounding of f64 in the oracle.

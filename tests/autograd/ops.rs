@@ -5,6 +5,7 @@ use candle_nn::ops::log_softmax;
 use gapscope::base::Position;
 use gapscope::config::Dtype;
 use gapscope::model::{Plan, Preset, Root, Span};
+use gapscope::ops::array::{Array, Device};
 use gapscope::ops::attention::{self, Heads};
 use gapscope::ops::conv::Conv;
 use gapscope::ops::gemm::{weight_gradient, Into, Linear};
@@ -14,7 +15,7 @@ use gapscope::ops::{rms_norm, swiglu};
 
 use crate::common::dense::{self, Documents};
 use crate::common::tokens;
-use crate::{check, check_op, random, Input, TOLERANCE};
+use crate::{check, check_op, cpu, random, Input, TOLERANCE};
 
 const EPS: f32 = 1e-5;
 
@@ -228,13 +229,14 @@ fn the_root() {
         // A token that comes twice, whose rows of the gradient are summed.
         let ids = tokens([5, 36, 0, 5, 17]);
         let flat = random(spec.len(), 70);
-        let root = Root::load(&plan.config, spec, &flat, true);
-        let x = root.embed(ids.iter().copied());
+        let root = Root::load(&plan.config, spec, &cpu(&flat), true);
+        let x = root.embed(&ids);
         let y = root.logits(&num, &x);
         let dy = random(y.len(), 71);
-        let mut grads = vec![0.0; flat.len()];
-        let dx = root.backward_head(&num, spec, &x, &dy, &mut grads);
-        root.backward_embed(spec, ids.iter().copied(), &dx, &mut grads);
+        let mut grads = Device::Cpu.zeros(flat.len());
+        let dx = root.backward_head(&num, spec, &x, &Array::Cpu(dy.clone()), &mut grads);
+        root.backward_embed(spec, &ids, &dx, &mut grads);
+        let [y, grads] = [y, grads].map(Array::into_host);
 
         let parts: Vec<&[f32]> = spec.parts(&flat).collect();
         let shapes: [&[usize]; 3] = [&[v, h], &[h], &[v, h]];

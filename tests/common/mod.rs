@@ -13,6 +13,7 @@ use gapscope::base::{Contract, Stream, TokenId};
 use gapscope::config::{Config, Dtype};
 use gapscope::engine::Engine;
 use gapscope::model::{load_master, HfConfig, Plan, Preset};
+use gapscope::ops::array::Device;
 use gapscope::trainer::reference::Weights;
 use gapscope::trainer::Trainer;
 
@@ -78,7 +79,7 @@ pub fn config(text: &str) -> Config {
 pub fn trainer(folder: &Path, config: &Config) -> (Plan, Trainer) {
     let (plan, master) = load_master(folder).expect("a model folder");
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    (plan.clone(), Trainer::new(plan, num, config.trainer.clone(), &master))
+    (plan.clone(), Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master))
 }
 
 /// What every fixture's configuration begins with.
@@ -90,7 +91,8 @@ pub fn engine(name: &str, extra: &str) -> Engine {
     let (plan, trainer) = trainer(&fixture(name), &config);
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
     let (contract, seed) = (config.contract(), config.seed);
-    let mut engine = Engine::new(plan, num, config.engine, contract, seed).expect("an engine");
+    let mut engine =
+        Engine::new(&Device::Cpu, plan, num, config.engine, contract, seed).expect("an engine");
     let weights = trainer.hand_over().expect("hand over");
     engine.load(weights.version, weights.units);
     engine

@@ -14,6 +14,7 @@ use common::shapes::odd_shapes;
 use common::{config, fixture, random_weights, Golden};
 use gapscope::config::Dtype;
 use gapscope::model::{load_master, save_folder, Family, HfConfig, Plan, Preset};
+use gapscope::ops::array::Device;
 use gapscope::trainer::{Sequence, Trainer};
 use safetensors::tensor::{Dtype as FileDtype, TensorView};
 use safetensors::SafeTensors;
@@ -85,7 +86,7 @@ fn logits(folder: &Path) -> Vec<u32> {
     let (plan, units) = load_master(folder).expect("a model folder");
     let config = config("name = \"folder\"\nmodel.preset = \"tiny-jamba\"\n");
     let num = plan.numerics(Dtype::F32, Dtype::F32);
-    let trainer = Trainer::new(plan, num, config.trainer, &units);
+    let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer, &units);
     let sequence = |tokens| Sequence { tokens, prompt_len: 1 };
     let sequences: Vec<_> = Golden::tiny_jamba().rows().into_iter().map(sequence).collect();
     let seen = trainer.inspect(&sequences).expect("inspect");

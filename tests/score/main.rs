@@ -13,6 +13,7 @@ use gapscope::base::{Stream, TokenId};
 use gapscope::config::Dtype;
 use gapscope::engine::{CacheSpec, Feed, Layout, Phase, Runner, Scratch};
 use gapscope::model::{load_master, load_plan, Model, UnitBytes};
+use gapscope::ops::array::Device;
 use serde_json::{json, Value};
 use tempfile::TempDir;
 
@@ -182,14 +183,16 @@ fn chunks_of_rows_change_no_bit() {
         master.iter().map(|flat| UnitBytes::from_master(flat, num.dtype)).collect();
     let spec = CacheSpec::of_model(&plan.config, num.dtype, num.state_dtype, 100);
     let layout = Layout::new(&spec).expect("a layout");
-    let runner = Runner::new(num, &layout, Model::load(&plan, &units), 64);
+    let runner = Runner::new(num, &layout, Model::load(&plan, &units, &Device::Cpu), 64);
     let tokens = common::random_tokens(&plan.config, 100, 1);
     let feed = Feed { sequence: 0, phase: Phase::Prefill, tokens: &tokens };
-    let x_th = Scratch::new(&layout, 1).feed(&runner, &[feed], &mut |_| {});
-    let width = plan.config.hidden_size;
+    let x_th = Scratch::new(&Device::Cpu, &layout, 1).feed(&runner, &[feed], None);
     let logits = |rows: usize| -> Vec<u32> {
-        let chunks = x_th.chunks(rows * width).flat_map(|rows| runner.logits(rows));
-        chunks.map(f32::to_bits).collect()
+        let part = |start: usize| {
+            let end = (start + rows).min(tokens.len());
+            runner.logits(&x_th.row_range(runner.hidden(), start..end)).into_host()
+        };
+        (0..tokens.len()).step_by(rows).flat_map(part).map(f32::to_bits).collect()
     };
     let whole = logits(100);
     assert_eq!(whole.len(), 100 * plan.config.vocab_size);

@@ -10,6 +10,7 @@ use gapscope::engine::{
 use gapscope::model::{
     AttentionShape, Every, FeedForwardShape, HfConfig, MambaShape, Plan, Preset,
 };
+use gapscope::ops::array::Device;
 use gapscope::trainer::{Sequence, SequenceScores, Trainer};
 
 use super::common::{config, random_weights};
@@ -172,8 +173,9 @@ pub fn pair(hf: &HfConfig, config: &Config, seed: u64) -> (Engine, Trainer) {
     let plan = Plan::new(hf.clone());
     let master = random_weights(&plan, seed);
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    let trainer = Trainer::new(plan.clone(), num, config.trainer.clone(), &master);
-    let engine = Engine::new(plan, num, config.engine.clone(), config.contract(), config.seed);
+    let trainer = Trainer::new(&Device::Cpu, plan.clone(), num, config.trainer.clone(), &master);
+    let engine =
+        Engine::new(&Device::Cpu, plan, num, config.engine.clone(), config.contract(), config.seed);
     let mut engine = engine.expect("an engine");
     let weights = trainer.hand_over().expect("weights");
     engine.load(weights.version, weights.units);

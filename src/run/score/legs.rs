@@ -1,16 +1,14 @@
 //! One leg's forward over whole sequences whose tokens are known.
 
-use anyhow::Result;
-use rayon::prelude::*;
-
 use super::super::parts;
 use crate::base::{Contract, LogProb, TokenId};
 use crate::config::{Config, Leg};
 use crate::engine::{self, Feed, Layout, Phase, Runner, Scratch};
 use crate::model::{Model, UnitBytes};
-use crate::ops::sampling::Sampler;
+use crate::ops::array::{Array, Device};
 use crate::trainer::reference::Reference;
 use crate::trainer::{Sequence, Trainer};
+use anyhow::Result;
 
 /// Rows whose logits exist at once, a thread.
 pub(super) const LOGIT_ROWS: usize = 64;
@@ -41,7 +39,8 @@ impl Scorer {
         };
         let forward = match leg {
             Leg::Trainer => {
-                let trainer = Trainer::new(plan, num, config.trainer.clone(), &master);
+                let trainer =
+                    Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master);
                 Forward::Trainer(Box::new(trainer))
             }
             Leg::Reference => {
@@ -49,7 +48,7 @@ impl Scorer {
             }
             Leg::Prefill | Leg::Decode => {
                 let layout = engine::layout(&plan, &num, &config.engine)?;
-                let model = Model::load(&plan, &bytes(master));
+                let model = Model::load(&plan, &bytes(master), &Device::Cpu);
                 let runner = Runner::new(num, &layout, model, STATE_INDEX_BITS);
                 let engine = Box::new(EngineLeg { runner, layout, contract });
                 match leg {
@@ -93,20 +92,27 @@ impl EngineLeg {
     fn scratch(&self, sequences: &[Sequence]) -> Scratch {
         let longest = sequences.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
         let max_model_len = u32::try_from(longest).expect("a line has fewer than 2^32 tokens");
-        Scratch::new(&Layout { max_model_len, ..self.layout.clone() }, sequences.len())
+        Scratch::new(
+            self.runner.device(),
+            &Layout { max_model_len, ..self.layout.clone() },
+            sequences.len(),
+        )
     }
 
     /// Every sequence as one prefill row.
-    fn prefill(&self, sequences: &[Sequence]) -> Vec<Vec<LogProb>> {
+    fn prefill<'a>(&self, sequences: &'a [Sequence]) -> Vec<Vec<LogProb>> {
         let feeds: Vec<Feed<'_>> =
             (0..sequences.len()).map(|i| prefill_row(i, &sequences[i].tokens)).collect();
-        let x_th = self.scratch(sequences).feed(&self.runner, &feeds, &mut |_| {});
-        let score = |(Sequence { tokens, prompt_len }, x_th): (&Sequence, &[f32])| {
-            let width = x_th.len() / tokens.len();
-            let rows = &x_th[(prompt_len - 1) * width..(tokens.len() - 1) * width];
-            self.log_probs(rows, &tokens[*prompt_len..])
+        let x_th = self.scratch(sequences).feed(&self.runner, &feeds, None);
+        let mut end = 0;
+        let place = |Sequence { tokens, prompt_len }: &'a Sequence| {
+            end += tokens.len();
+            (end - tokens.len() + prompt_len - 1, &tokens[*prompt_len..])
         };
-        sequences.iter().zip(rows_of(&x_th, &feeds)).map(score).collect()
+        let mut work: Vec<_> = sequences.iter().map(place).collect();
+        self.runner.device().map(&mut work, |_, &mut (first, targets)| {
+            engine::log_probs(&self.runner, &self.contract, &x_th, first, targets)
+        })
     }
 
     /// The prompts as prefill rows, then every later token as a decode row of its own, forced.
@@ -118,11 +124,12 @@ impl EngineLeg {
         // Of every sequence that is still fed.
         let mut scored = 0;
         while !feeds.is_empty() {
-            let x_th = scratch.feed(&self.runner, &feeds, &mut |_| {});
+            let x_th = scratch.feed(&self.runner, &feeds, None);
             let place = |feed: &Feed<'_>| sequences[feed.sequence].prompt_len + scored;
             let target = |feed: &Feed<'_>| sequences[feed.sequence].tokens[place(feed)];
             let targets: Vec<TokenId> = feeds.iter().map(target).collect();
-            let logps = self.log_probs(&last_rows(&x_th, &feeds), &targets);
+            let logps = self
+                .log_probs(&x_th.gather_rows(self.runner.hidden(), &last_rows(&feeds)), &targets);
             for (feed, logp) in feeds.iter().zip(logps) {
                 scores[feed.sequence].push(logp);
             }
@@ -138,17 +145,12 @@ impl EngineLeg {
     }
 
     /// log p of each target from the row before it, `[T, H]` as it left the last layer.
-    fn log_probs(&self, x_th: &[f32], targets: &[TokenId]) -> Vec<LogProb> {
-        let width = x_th.len() / targets.len();
-        let part = |(targets, rows): (&[TokenId], &[f32])| {
-            let (mut sampler, logits_tv) = (Sampler::default(), self.runner.logits(rows));
-            let each = targets.iter().zip(logits_tv.chunks_exact(self.runner.vocab()));
-            let one =
-                |(token, row): (&TokenId, &[f32])| sampler.log_prob(row, *token, &self.contract);
-            each.map(one).collect::<Vec<_>>()
-        };
-        let parts = targets.par_chunks(LOGIT_ROWS).zip(x_th.par_chunks(LOGIT_ROWS * width));
-        parts.flat_map_iter(part).collect()
+    fn log_probs(&self, x_th: &Array, targets: &[TokenId]) -> Vec<LogProb> {
+        let mut parts: Vec<&[TokenId]> = targets.chunks(LOGIT_ROWS).collect();
+        let scored = self.runner.device().map(&mut parts, |i, targets| {
+            engine::log_probs(&self.runner, &self.contract, x_th, i * LOGIT_ROWS, targets)
+        });
+        scored.into_iter().flatten().collect()
     }
 }
 
@@ -156,24 +158,12 @@ fn prefill_row(sequence: usize, tokens: &[TokenId]) -> Feed<'_> {
     Feed { sequence, phase: Phase::Prefill, tokens }
 }
 
-/// The last row of each feed, one after another.
-fn last_rows(x_th: &[f32], feeds: &[Feed<'_>]) -> Vec<f32> {
-    let last = |(rows, feed): (&&[f32], &Feed<'_>)| {
-        let width = rows.len() / feed.tokens.len();
-        rows[rows.len() - width..].to_vec()
+/// The last row of each feed, in the batch.
+fn last_rows(feeds: &[Feed<'_>]) -> Vec<usize> {
+    let mut end = 0;
+    let last = |feed: &Feed<'_>| {
+        end += feed.tokens.len();
+        end - 1
     };
-    rows_of(x_th, feeds).iter().zip(feeds).flat_map(last).collect()
-}
-
-/// Cuts x[T, H] into the feeds' rows.
-fn rows_of<'a>(x_th: &'a [f32], feeds: &[Feed<'_>]) -> Vec<&'a [f32]> {
-    let tokens: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
-    let width = x_th.len() / tokens;
-    let mut rest = x_th;
-    let cut = |feed: &Feed<'_>| {
-        let (mine, after) = rest.split_at(feed.tokens.len() * width);
-        rest = after;
-        mine
-    };
-    feeds.iter().map(cut).collect()
+    feeds.iter().map(last).collect()
 }

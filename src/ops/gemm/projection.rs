@@ -1,0 +1,72 @@
+//! A weight on its device, and the products of arrays by it.
+
+use super::{bias_gradient, weight_gradient, Into, Linear};
+use crate::config::Dtype;
+use crate::ops::array::{Array, SliceMut};
+use crate::ops::weights::Part;
+
+/// y = x · Wᵀ + bias: see [`Linear`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Projection {
+    Cpu(Linear),
+}
+
+impl Projection {
+    /// From a weight `[N, K]` and a bias `[N]`, empty where there is none; `trains` also makes what
+    /// [`Self::input_gradient`] needs.
+    #[must_use]
+    pub fn new(w_nk: Part<'_>, bias_n: Part<'_>, inner: usize, trains: bool) -> Self {
+        match (w_nk, bias_n) {
+            (Part::Cpu(w_nk), Part::Cpu(bias_n)) => {
+                Self::Cpu(Linear::new(w_nk, bias_n, inner, trains))
+            }
+        }
+    }
+
+    /// N.
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        match self {
+            Self::Cpu(linear) => linear.outputs(),
+        }
+    }
+
+    /// K.
+    #[must_use]
+    pub fn inner(&self) -> usize {
+        match self {
+            Self::Cpu(linear) => linear.inner(),
+        }
+    }
+
+    /// y[M, N] = round(x[M, K] · Wᵀ + bias).
+    #[must_use]
+    pub fn forward(&self, x_mk: &Array, dtype: Dtype) -> Array {
+        match self {
+            Self::Cpu(linear) => Array::Cpu(linear.forward(x_mk.cpu(), dtype)),
+        }
+    }
+
+    /// `dx[M, K] (+)= dy[M, N] · W`.
+    pub fn input_gradient(&self, dy_mn: &Array, into: Into, dx_mk: &mut Array) {
+        match self {
+            Self::Cpu(linear) => linear.input_gradient(dy_mn.cpu(), into, dx_mk.cpu_mut()),
+        }
+    }
+
+    /// `dW[N, K] += dyᵀ · x` for this projection's x[M, K]; rows ascend.
+    pub fn weight_gradient(&self, dy_mn: &Array, x_mk: &Array, mut dw_nk: SliceMut<'_>) {
+        match self {
+            Self::Cpu(linear) => {
+                weight_gradient(dy_mn.cpu(), x_mk.cpu(), linear.outputs(), dw_nk.cpu());
+            }
+        }
+    }
+
+    /// `dbias[N] += Σ dy`, rows ascending; nothing where there is no bias.
+    pub fn bias_gradient(&self, dy_mn: &Array, mut dbias_n: SliceMut<'_>) {
+        match self {
+            Self::Cpu(_) => bias_gradient(dy_mn.cpu(), dbias_n.cpu()),
+        }
+    }
+}
