@@ -5,6 +5,9 @@
 //! E head width. Query row t sits at absolute position S - T + t. Scores are q·k / sqrt(E) in f32,
 //! p = exp(score - max) is rounded to the compute dtype, as an mma takes it; the sum is not.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use super::array::Array;
 use super::pages::{KeyValueView, Pages};
 use super::round::to_dtype;

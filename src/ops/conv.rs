@@ -4,6 +4,9 @@
 //! Shape letters: T rows of one sequence, D channels, K taps. The state is the last K-1 columns
 //! before the silu, `[K-1, D]`, oldest first, as vLLM keeps it.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use super::array::{Array, SliceMut};
 use super::round::to_dtype;
 use super::simd::{silu, silu_derivative, vectorized};

@@ -5,6 +5,9 @@
 //! Offsets are u64 bytes. K and V past a row's length are never loaded: a page that comes back
 //! from state may hold NaN bits there.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use std::ops::Range;
 
 use half::bf16;

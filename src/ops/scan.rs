@@ -6,6 +6,8 @@
 //! The sum over n follows the lanes of `simd`. A bf16 state is rounded after every row, because a
 //! decode that goes through its cache page cannot help doing so; y uses h before that rounding.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod selective;
 
 pub use selective::{InputGradients, Inputs, SelectiveScan, Sums};

@@ -1,0 +1,160 @@
+// Mamba's causal depthwise convolution with its silu.
+//
+// Shape letters: T packed rows of all sequences, D channels, K taps. A state is the last K-1
+// columns before the silu, [K-1, D], oldest first. The taps are added oldest first, whether a
+// column comes from this call or from the cached state; a thread owns a channel of a row, so that
+// no sum is shared. Bit for bit src/ops/conv.rs, forward and backward.
+#include "pages.cuh"
+
+// bias + sum_k w_k * x[t-K+1+k], k ascending. `held` is the span's state, null for zeros.
+__device__ __forceinline__ float sum_taps(
+    const float* __restrict__ x_td,
+    const float* __restrict__ taps_kd,
+    const float* __restrict__ bias_d,
+    const unsigned char* held,
+    uint32_t held_dtype,
+    uint64_t token,
+    uint32_t t,
+    uint32_t channel,
+    uint32_t channels,
+    uint32_t taps) {
+    float pre = bias_d[channel];
+    for (uint32_t k = 0; k < taps; ++k) {
+        const uint32_t back = taps - 1 - k;
+        float x = 0.0f;
+        if (t >= back) {
+            x = x_td[(token - back) * channels + channel];
+        } else if (held != nullptr) {
+            const uint64_t column = taps - 1 + t - back;
+            x = load_element(held, held_dtype, column * channels + channel);
+        }
+        pre += taps_kd[static_cast<uint64_t>(k) * channels + channel] * x;
+    }
+    return pre;
+}
+
+__device__ __forceinline__ const unsigned char* held_state(const State& state, uint32_t span) {
+    return state.pages != nullptr && state.reads[span] ? state_at(state, span) : nullptr;
+}
+
+// y[T, D] = round(silu(taps)). Grid (T, tiles of channels). States are read, not yet advanced.
+extern "C" __global__ void conv_forward(
+    const float* __restrict__ x_td,
+    const float* __restrict__ taps_kd,
+    const float* __restrict__ bias_d,
+    State state,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ span_of_token,
+    uint32_t channels,
+    uint32_t taps,
+    uint32_t dtype,
+    float* __restrict__ y_td) {
+    const uint64_t token = blockIdx.x;
+    const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
+    if (channel >= channels) return;
+    const uint32_t span = span_of_token[token];
+    const uint32_t t = static_cast<uint32_t>(token) - starts[span];
+    const float pre = sum_taps(x_td, taps_kd, bias_d, held_state(state, span), state.dtype, token,
+                               t, channel, channels, taps);
+    y_td[token * channels + channel] = to_dtype(silu(pre), dtype);
+}
+
+// Keeps the last K-1 columns of state ++ x in the pages. Grid (spans, tiles of channels). Column j
+// comes from column j + len, which is never behind j: ascending, nothing is read after its store.
+extern "C" __global__ void conv_advance(
+    const float* __restrict__ x_td,
+    State state,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ lens,
+    uint32_t channels,
+    uint32_t taps) {
+    const uint32_t span = blockIdx.x;
+    const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
+    if (channel >= channels) return;
+    const uint64_t kept = taps - 1;
+    unsigned char* at = state_at(state, span);
+    for (uint64_t j = 0; j < kept; ++j) {
+        const uint64_t from = lens[span] + j;
+        float column = 0.0f;
+        if (from >= kept) {
+            column = x_td[(starts[span] + from - kept) * channels + channel];
+        } else if (state.reads[span]) {
+            column = load_element(at, state.dtype, from * channels + channel);
+        }
+        store_element(at, state.dtype, j * channels + channel, column);
+    }
+}
+
+// dpre[T, D] = dy * silu'(taps), for sequences that start from nothing. Grid as the forward's.
+extern "C" __global__ void conv_backward_pre(
+    const float* __restrict__ x_td,
+    const float* __restrict__ taps_kd,
+    const float* __restrict__ bias_d,
+    const float* __restrict__ dy_td,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ span_of_token,
+    uint32_t channels,
+    uint32_t taps,
+    float* __restrict__ dpre_td) {
+    const uint64_t token = blockIdx.x;
+    const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
+    if (channel >= channels) return;
+    const uint32_t t = static_cast<uint32_t>(token) - starts[span_of_token[token]];
+    const float pre =
+        sum_taps(x_td, taps_kd, bias_d, nullptr, F32, token, t, channel, channels, taps);
+    const uint64_t at = token * channels + channel;
+    dpre_td[at] = dy_td[at] * silu_derivative(pre);
+}
+
+// dx[T, D]: of the rows that saw x, the earliest first, which is the last tap first. Overwritten.
+extern "C" __global__ void conv_backward_input(
+    const float* __restrict__ dpre_td,
+    const float* __restrict__ taps_kd,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ lens,
+    const uint32_t* __restrict__ span_of_token,
+    uint32_t channels,
+    uint32_t taps,
+    float* __restrict__ dx_td) {
+    const uint64_t token = blockIdx.x;
+    const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
+    if (channel >= channels) return;
+    const uint32_t span = span_of_token[token];
+    const uint64_t end = static_cast<uint64_t>(starts[span]) + lens[span];
+    float dx = 0.0f;
+    for (uint32_t ahead = 0; ahead < taps && token + ahead < end; ++ahead) {
+        const uint64_t k = taps - 1 - ahead;
+        dx += dpre_td[(token + ahead) * channels + channel] * taps_kd[k * channels + channel];
+    }
+    dx_td[token * channels + channel] = dx;
+}
+
+// dw[D, K] and, as tap K, dbias[D]: added to, spans in order, rows ascending. Grid (tiles of
+// channels, K + 1); a thread owns one channel of one tap and walks all rows.
+extern "C" __global__ void conv_backward_weights(
+    const float* __restrict__ dpre_td,
+    const float* __restrict__ x_td,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ lens,
+    uint32_t spans,
+    uint32_t channels,
+    uint32_t taps,
+    float* __restrict__ dw_dk,
+    float* __restrict__ dbias_d) {
+    const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
+    const uint32_t k = blockIdx.y;
+    if (channel >= channels) return;
+    const bool is_bias = k == taps;
+    float* out = is_bias ? dbias_d + channel : dw_dk + static_cast<uint64_t>(channel) * taps + k;
+    const uint64_t back = is_bias ? 0 : taps - 1 - k;
+    float sum = *out;
+    for (uint32_t span = 0; span < spans; ++span) {
+        const uint64_t start = starts[span];
+        const uint64_t end = start + lens[span];
+        for (uint64_t token = start + back; token < end; ++token) {
+            const float dpre = dpre_td[token * channels + channel];
+            sum += is_bias ? dpre : dpre * x_td[(token - back) * channels + channel];
+        }
+    }
+    *out = sum;
+}

@@ -1,0 +1,297 @@
+// Mamba-1's selective scan with its gate: prefill and decode, forward and the backward's second
+// forward all run the same `step`.
+//
+// Shape letters: T packed rows of all sequences, D channels, N states a channel. A thread owns one
+// channel of one sequence and walks its rows in order. Sums over n follow the 16 lanes of
+// src/ops/simd.rs. Bit for bit src/ops/scan.rs, forward and backward.
+//
+// Every kernel comes twice: `_16` holds the 16 states of nearly every Mamba-1 in registers, `_any`
+// keeps N of them in `spill`, [spans, D, N] floats.
+#include "pages.cuh"
+
+// One channel, one row: advances the channel's N states, returns sum_n h*C.
+template <int FIXED>
+__device__ __forceinline__ float step(
+    float* h,
+    const float* a,
+    const float* b,
+    const float* c,
+    uint32_t states,
+    float delta,
+    float x) {
+    const uint32_t n = FIXED ? FIXED : states;
+    const float input = delta * x;
+    float lanes[LANES] = {};
+#pragma unroll
+    for (uint32_t base = 0; base < n; base += LANES) {
+#pragma unroll
+        for (uint32_t lane = 0; lane < LANES; ++lane) {
+            const uint32_t i = base + lane;
+            if (i < n) {
+                const float now = exp_f32(delta * a[i]) * h[i] + input * b[i];
+                h[i] = now;
+                lanes[lane] += now * c[i];
+            }
+        }
+    }
+    return fold(lanes);
+}
+
+// A bf16 state is rounded after every row: a decode that goes through its page cannot help it.
+template <int FIXED>
+__device__ __forceinline__ void round_states(float* h, uint32_t states, uint32_t state_dtype) {
+    if (state_dtype != BF16) return;
+#pragma unroll
+    for (uint32_t i = 0; i < (FIXED ? FIXED : states); ++i) h[i] = round_bf16(h[i]);
+}
+
+template <int FIXED>
+__device__ __forceinline__ void forward(
+    const float* __restrict__ c_td,
+    const float* __restrict__ dt_td,
+    const float* __restrict__ b_tn,
+    const float* __restrict__ c_tn,
+    const float* __restrict__ z_td,
+    const float* __restrict__ a_dn,
+    const float* __restrict__ skip_d,
+    const float* __restrict__ dt_bias_d,
+    State state,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ lens,
+    uint32_t channels,
+    uint32_t states,
+    uint32_t dtype,
+    float* __restrict__ spill,
+    float* __restrict__ y_td) {
+    const uint32_t span = blockIdx.x;
+    const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
+    if (channel >= channels) return;
+    const uint32_t n = FIXED ? FIXED : states;
+    float h_own[FIXED ? FIXED : 1], a_own[FIXED ? FIXED : 1];
+    const float* a_n = a_dn + static_cast<uint64_t>(channel) * n;
+    float* h = FIXED ? h_own : spill + (static_cast<uint64_t>(span) * channels + channel) * n;
+    const float* a = FIXED ? a_own : a_n;
+    if constexpr (FIXED > 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < FIXED; ++i) a_own[i] = a_n[i];
+    }
+
+    const bool paged = state.pages != nullptr;
+    const bool reads = paged && state.reads[span];
+    unsigned char* at = paged ? state_at(state, span) : nullptr;
+    const uint64_t first = static_cast<uint64_t>(channel) * n;
+#pragma unroll
+    for (uint32_t i = 0; i < n; ++i) {
+        h[i] = reads ? load_element(at, state.dtype, first + i) : 0.0f;
+    }
+    const float skip = skip_d[channel], dt_bias = dt_bias_d[channel];
+    const uint64_t end = static_cast<uint64_t>(starts[span]) + lens[span];
+    for (uint64_t row = starts[span]; row < end; ++row) {
+        const uint64_t here = row * channels + channel;
+        const float x = c_td[here], delta = softplus(dt_td[here] + dt_bias);
+        const float sum = step<FIXED>(h, a, b_tn + row * n, c_tn + row * n, n, delta, x);
+        y_td[here] = to_dtype((sum + skip * x) * silu(z_td[here]), dtype);
+        round_states<FIXED>(h, n, state.dtype);
+    }
+    if (!paged) return;
+#pragma unroll
+    for (uint32_t i = 0; i < n; ++i) store_element(at, state.dtype, first + i, h[i]);
+}
+
+// The backward of sequences that start from nothing, for the channels `first`..`first + width`:
+// the rows' own gradients, and of every row, channel and state the terms of dB, dC and dA_log,
+// [T, width, N] each, which other kernels sum in order. Grid (spans, tiles of the width).
+//
+// The states are recomputed into `now_twn` (before rounding), then the thread walks back:
+// p_t = g_t*C_t + exp(delta_{t+1}*A)*p_{t+1} (Mamba, Gu and Dao 2023). A state that has been used
+// makes room for its term of dC.
+template <int FIXED>
+__device__ __forceinline__ void backward(
+    const float* __restrict__ c_td,
+    const float* __restrict__ dt_td,
+    const float* __restrict__ b_tn,
+    const float* __restrict__ c_tn,
+    const float* __restrict__ z_td,
+    const float* __restrict__ a_dn,
+    const float* __restrict__ skip_d,
+    const float* __restrict__ dt_bias_d,
+    const float* __restrict__ dy_td,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ lens,
+    uint32_t channels,
+    uint32_t states,
+    uint32_t state_dtype,
+    uint32_t first,
+    uint32_t width,
+    float* __restrict__ spill,
+    float* __restrict__ now_twn,
+    float* __restrict__ db_twn,
+    float* __restrict__ da_twn,
+    float* __restrict__ dx_td,
+    float* __restrict__ ddt_td,
+    float* __restrict__ dz_td) {
+    const uint32_t span = blockIdx.x;
+    const uint32_t within = blockIdx.y * blockDim.x + threadIdx.x;
+    if (within >= width) return;
+    const uint32_t channel = first + within;
+    const uint32_t n = FIXED ? FIXED : states;
+    float own[FIXED ? FIXED : 1], a_own[FIXED ? FIXED : 1];
+    const float* a_n = a_dn + static_cast<uint64_t>(channel) * n;
+    // First the state, then, on the way back, its gradient.
+    float* h = FIXED ? own : spill + (static_cast<uint64_t>(span) * channels + channel) * n;
+    const float* a = FIXED ? a_own : a_n;
+    if constexpr (FIXED > 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < FIXED; ++i) a_own[i] = a_n[i];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < n; ++i) h[i] = 0.0f;
+
+    const float skip = skip_d[channel], dt_bias = dt_bias_d[channel];
+    const uint64_t start = starts[span], end = start + lens[span];
+    for (uint64_t row = start; row < end; ++row) {
+        const uint64_t here = row * channels + channel;
+        const float delta = softplus(dt_td[here] + dt_bias);
+        step<FIXED>(h, a, b_tn + row * n, c_tn + row * n, n, delta, c_td[here]);
+        float* now_n = now_twn + (row * width + within) * n;
+#pragma unroll
+        for (uint32_t i = 0; i < n; ++i) now_n[i] = h[i];
+        round_states<FIXED>(h, n, state_dtype);
+    }
+
+    float* p = h;
+#pragma unroll
+    for (uint32_t i = 0; i < n; ++i) p[i] = 0.0f;
+    for (uint64_t row = end; row-- > start;) {
+        const uint64_t here = row * channels + channel;
+        const uint64_t terms = (row * width + within) * n;
+        // Of the row before; not touched in a sequence's first row.
+        const uint64_t before = terms - static_cast<uint64_t>(width) * n;
+        const float *b_n = b_tn + row * n, *c_n = c_tn + row * n;
+        const float x = c_td[here], z = z_td[here], raw = dt_td[here] + dt_bias;
+        const float delta = softplus(raw), dy = dy_td[here], g = dy * silu(z);
+        float y[LANES] = {}, dx[LANES] = {}, ddelta[LANES] = {};
+#pragma unroll
+        for (uint32_t base = 0; base < n; base += LANES) {
+#pragma unroll
+            for (uint32_t lane = 0; lane < LANES; ++lane) {
+                const uint32_t i = base + lane;
+                if (i < n) {
+                    const float held =
+                        row > start ? to_dtype(now_twn[before + i], state_dtype) : 0.0f;
+                    const float b = b_n[i], c = c_n[i];
+                    const float decay = exp_f32(delta * a[i]);
+                    const float decayed = decay * held;
+                    const float now = decayed + delta * x * b;
+                    const float p_now = p[i] + g * c;
+                    now_twn[terms + i] = g * now;
+                    db_twn[terms + i] = p_now * delta * x;
+                    da_twn[terms + i] = p_now * delta * decayed * a[i];
+                    p[i] = p_now * decay;
+                    y[lane] += now * c;
+                    dx[lane] += p_now * delta * b;
+                    ddelta[lane] += p_now * (b * x + a[i] * decayed);
+                }
+            }
+        }
+        dz_td[here] = dy * (fold(y) + skip * x) * silu_derivative(z);
+        dx_td[here] = fold(dx) + skip * g;
+        const float slope = raw > 20.0f ? 1.0f : sigmoid(raw);
+        ddt_td[here] = fold(ddelta) * slope;
+    }
+}
+
+#define FORWARD_PARAMETERS                                                                       \
+    const float *c_td, const float *dt_td, const float *b_tn, const float *c_tn,                 \
+        const float *z_td, const float *a_dn, const float *skip_d, const float *dt_bias_d,       \
+        State state, const uint32_t *starts, const uint32_t *lens, uint32_t channels,            \
+        uint32_t states, uint32_t dtype, float *spill, float *y_td
+#define FORWARD_ARGUMENTS                                                                        \
+    c_td, dt_td, b_tn, c_tn, z_td, a_dn, skip_d, dt_bias_d, state, starts, lens, channels,       \
+        states, dtype, spill, y_td
+
+extern "C" __global__ void scan_forward_16(FORWARD_PARAMETERS) { forward<16>(FORWARD_ARGUMENTS); }
+
+extern "C" __global__ void scan_forward_any(FORWARD_PARAMETERS) { forward<0>(FORWARD_ARGUMENTS); }
+
+#define BACKWARD_PARAMETERS                                                                      \
+    const float *c_td, const float *dt_td, const float *b_tn, const float *c_tn,                 \
+        const float *z_td, const float *a_dn, const float *skip_d, const float *dt_bias_d,       \
+        const float *dy_td, const uint32_t *starts, const uint32_t *lens, uint32_t channels,     \
+        uint32_t states, uint32_t state_dtype, uint32_t first, uint32_t width, float *spill,     \
+        float *now_twn, float *db_twn, float *da_twn, float *dx_td, float *ddt_td, float *dz_td
+#define BACKWARD_ARGUMENTS                                                                       \
+    c_td, dt_td, b_tn, c_tn, z_td, a_dn, skip_d, dt_bias_d, dy_td, starts, lens, channels,       \
+        states, state_dtype, first, width, spill, now_twn, db_twn, da_twn, dx_td, ddt_td, dz_td
+
+extern "C" __global__ void scan_backward_16(BACKWARD_PARAMETERS) {
+    backward<16>(BACKWARD_ARGUMENTS);
+}
+
+extern "C" __global__ void scan_backward_any(BACKWARD_PARAMETERS) {
+    backward<0>(BACKWARD_ARGUMENTS);
+}
+
+// out[T, N]: terms[T, width, N] summed over the channels, ascending, and added to what the channels
+// before these left; the first channels begin at zero. A thread owns one state of one row.
+extern "C" __global__ void scan_sum_channels(
+    const float* __restrict__ terms_twn,
+    uint64_t len,
+    uint32_t states,
+    uint32_t width,
+    uint32_t is_first,
+    float* __restrict__ out_tn) {
+    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= len) return;
+    const float* terms = terms_twn + at / states * width * states + at % states;
+    float sum = is_first ? 0.0f : out_tn[at];
+    for (uint64_t i = 0; i < width; ++i) sum += terms[i * states];
+    out_tn[at] = sum;
+}
+
+// da_log[first.., N] += terms[T, width, N], spans in order, rows descending as the walk back met
+// them. A thread owns one state of one channel; `len` is width * N.
+extern "C" __global__ void scan_sum_rows(
+    const float* __restrict__ terms_twn,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ lens,
+    uint32_t spans,
+    uint64_t len,
+    uint64_t first,
+    float* __restrict__ da_log_dn) {
+    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= len) return;
+    float sum = da_log_dn[first + at];
+    for (uint32_t span = 0; span < spans; ++span) {
+        const uint64_t start = starts[span];
+        for (uint64_t row = start + lens[span]; row-- > start;) sum += terms_twn[row * len + at];
+    }
+    da_log_dn[first + at] = sum;
+}
+
+// dskip[D] += g*x and dt_bias[D] += ddt, in the same order. A thread owns a channel.
+extern "C" __global__ void scan_backward_weights(
+    const float* __restrict__ c_td,
+    const float* __restrict__ z_td,
+    const float* __restrict__ dy_td,
+    const float* __restrict__ ddt_td,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ lens,
+    uint32_t spans,
+    uint32_t channels,
+    float* __restrict__ dskip_d,
+    float* __restrict__ dt_bias_d) {
+    const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
+    if (channel >= channels) return;
+    float dskip = dskip_d[channel], dt_bias = dt_bias_d[channel];
+    for (uint32_t span = 0; span < spans; ++span) {
+        const uint64_t start = starts[span];
+        for (uint64_t row = start + lens[span]; row-- > start;) {
+            const uint64_t here = row * channels + channel;
+            dskip += dy_td[here] * silu(z_td[here]) * c_td[here];
+            dt_bias += ddt_td[here];
+        }
+    }
+    dskip_d[channel] = dskip;
+    dt_bias_d[channel] = dt_bias;
+}

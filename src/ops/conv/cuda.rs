@@ -1,0 +1,98 @@
+//! The convolution on the device, forward and backward bit for bit the CPU's (kernels/conv.cu).
+
+// Launches are raw calls: each wrapper asserts the lengths that its kernels index.
+#![allow(unsafe_code)]
+
+use cudarc::driver::{CudaView, CudaViewMut};
+
+use crate::config::Dtype;
+use crate::ops::cuda::{dtype_code, launch, Gpu, Kernel, OrFail, Spans};
+use crate::ops::pages::cuda::States;
+
+/// Channels of one block of threads.
+const TILE: u32 = 128;
+
+/// Weights of one layer, f32: taps `[K, D]`, tap-major as [`super::Conv`] has them, bias `[D]`.
+#[derive(Debug)]
+pub struct Weights<'a> {
+    pub taps_kd: CudaView<'a, f32>,
+    pub bias_d: CudaView<'a, f32>,
+}
+
+impl Weights<'_> {
+    fn channels(&self) -> u32 {
+        self.bias_d.len() as u32
+    }
+
+    fn taps(&self) -> u32 {
+        let taps = self.taps_kd.len() / self.bias_d.len();
+        assert_eq!(self.taps_kd.len(), taps * self.bias_d.len(), "taps are not [{taps}, D]");
+        taps as u32
+    }
+}
+
+/// y[T, D] = round(silu(taps)) of packed rows x[T, D]; each span's state advances.
+pub fn forward(
+    gpu: &Gpu,
+    weights: &Weights<'_>,
+    x_td: &CudaView<'_, f32>,
+    spans: &Spans,
+    states: &mut States<'_>,
+    dtype: Dtype,
+    y_td: &mut CudaViewMut<'_, f32>,
+) {
+    let (channels, taps) = (weights.channels(), weights.taps());
+    assert_eq!(x_td.len(), spans.tokens as usize * channels as usize, "x is not [T, D]");
+    assert_eq!(x_td.len(), y_td.len(), "x and y differ");
+    if spans.tokens == 0 {
+        return;
+    }
+    let state = states.conv(gpu, spans, (taps - 1) as usize * channels as usize);
+    let tiles = channels.div_ceil(TILE);
+    launch!(gpu, Kernel::conv_forward, (spans.tokens, tiles), TILE, 0;
+        x_td, &weights.taps_kd, &weights.bias_d, &state, &spans.starts, &spans.span_of_token,
+        &channels, &taps, &dtype_code(dtype), y_td);
+    if states.is_paged() {
+        launch!(gpu, Kernel::conv_advance, (spans.count, tiles), TILE, 0;
+            x_td, &state, &spans.starts, &spans.lens, &channels, &taps);
+    }
+}
+
+/// Gradients, as the CPU's backward takes them: dx[T, D] overwritten; dw[D, K] and dbias[D] added
+/// to, spans in order.
+#[derive(Debug)]
+pub struct Gradients<'a> {
+    pub x_td: CudaViewMut<'a, f32>,
+    pub w_dk: CudaViewMut<'a, f32>,
+    pub bias_d: CudaViewMut<'a, f32>,
+}
+
+/// For sequences that start from nothing. Takes T · D floats of scratch.
+pub fn backward(
+    gpu: &Gpu,
+    weights: &Weights<'_>,
+    x_td: &CudaView<'_, f32>,
+    spans: &Spans,
+    dy_td: &CudaView<'_, f32>,
+    gradients: &mut Gradients<'_>,
+) {
+    let (channels, taps) = (weights.channels(), weights.taps());
+    assert_eq!(x_td.len(), spans.tokens as usize * channels as usize, "x is not [T, D]");
+    assert!(x_td.len() == dy_td.len() && x_td.len() == gradients.x_td.len(), "x, dy, dx differ");
+    assert_eq!(gradients.w_dk.len(), weights.taps_kd.len(), "dw is not [D, K]");
+    assert_eq!(gradients.bias_d.len(), channels as usize, "dbias is not [D]");
+    if spans.tokens == 0 {
+        return;
+    }
+    let tiles = channels.div_ceil(TILE);
+    let mut dpre_td = gpu.uninit::<f32>(x_td.len());
+    launch!(gpu, Kernel::conv_backward_pre, (spans.tokens, tiles), TILE, 0;
+        x_td, &weights.taps_kd, &weights.bias_d, dy_td, &spans.starts, &spans.span_of_token,
+        &channels, &taps, &mut dpre_td);
+    launch!(gpu, Kernel::conv_backward_input, (spans.tokens, tiles), TILE, 0;
+        &dpre_td, &weights.taps_kd, &spans.starts, &spans.lens, &spans.span_of_token, &channels,
+        &taps, &mut gradients.x_td);
+    launch!(gpu, Kernel::conv_backward_weights, (tiles, taps + 1), TILE, 0;
+        &dpre_td, x_td, &spans.starts, &spans.lens, &spans.count, &channels, &taps,
+        &mut gradients.w_dk, &mut gradients.bias_d);
+}

@@ -1,0 +1,212 @@
+//! The convolution on the device against its CPU twin, bit for bit.
+
+use gapscope::base::BlockId;
+use gapscope::config::Dtype;
+use gapscope::ops::conv::cuda::{backward, forward, Gradients, Weights};
+use gapscope::ops::conv::Conv;
+use gapscope::ops::cuda::Gpu;
+use gapscope::ops::pages::cuda::{Pages, Slots, States};
+use gapscope::ops::pages::StateView;
+
+use crate::sequences::{
+    blocks, bytes_of, filled, gpu, random, ranges, spans, whole, Report, DTYPES, LENGTHS,
+};
+
+/// Channels and taps: one of each, remainders, more than one tile, no state, Jamba's.
+const SHAPES: [(usize, usize); 7] =
+    [(1, 1), (1, 4), (5, 2), (16, 3), (130, 1), (129, 4), (5120, 4)];
+
+/// One layer's weights on both sides.
+struct Layer {
+    channels: usize,
+    taps: usize,
+    host: Conv,
+    taps_kd: Vec<f32>,
+    bias_d: Vec<f32>,
+}
+
+impl Layer {
+    fn new((channels, taps): (usize, usize), dtype: Dtype) -> Self {
+        let (w_dk, bias_d) = (random(channels * taps, 2, dtype), random(channels, 3, dtype));
+        let tap_major = |i| w_dk[i % channels * taps + i / channels];
+        let taps_kd = (0..taps * channels).map(tap_major).collect();
+        Self { channels, taps, host: Conv::new(&w_dk, &bias_d), taps_kd, bias_d }
+    }
+
+    /// y of one launch over packed rows.
+    fn run(
+        &self,
+        gpu: &Gpu,
+        x: &[f32],
+        (lens, positions): (&[usize], &[usize]),
+        states: &mut States<'_>,
+        dtype: Dtype,
+    ) -> Vec<f32> {
+        let (taps, bias) = (gpu.upload(&self.taps_kd), gpu.upload(&self.bias_d));
+        let weights = Weights { taps_kd: taps.as_view(), bias_d: bias.as_view() };
+        let (x, spans) = (gpu.upload(x), spans(gpu, lens, positions));
+        let mut y = gpu.upload(&vec![f32::NAN; x.len()]);
+        forward(gpu, &weights, &x.as_view(), &spans, states, dtype, &mut y.as_view_mut());
+        gpu.download(&y.as_view())
+    }
+
+    /// A view whose page holds this layer's state and a little more.
+    fn view(&self, dtype: Dtype) -> StateView {
+        let conv_elements = ((self.taps - 1) * self.channels) as u64;
+        let conv_bytes = (conv_elements * dtype.bytes()).next_multiple_of(4);
+        StateView {
+            buffer: 1,
+            conv_dtype: dtype,
+            conv_elements,
+            ssm_offset: conv_bytes,
+            ssm_dtype: Dtype::F32,
+            ssm_elements: 2,
+            ssm_stride: conv_bytes / 4 + 3,
+        }
+    }
+}
+
+#[test]
+fn whole_sequences() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    for (shape, dtype) in SHAPES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let layer = Layer::new(shape, dtype);
+        for lens in LENGTHS {
+            let d = layer.channels;
+            let x = random(lens.iter().sum::<usize>() * d, 1, dtype);
+            let mut want = vec![0.0; x.len()];
+            for rows in ranges(lens) {
+                let (floats, mut state) =
+                    (rows.start * d..rows.end * d, vec![0.0; layer.host.state_len()]);
+                layer.host.forward(&mut state, &x[floats.clone()], dtype, &mut want[floats]);
+            }
+            let positions = vec![0; lens.len()];
+            let got = layer.run(&gpu, &x, (lens, &positions), &mut States::Fresh, dtype);
+            report.same(|| format!("{shape:?} {dtype:?} {lens:?}"), &got, &want);
+        }
+    }
+    report.finish("conv, whole sequences");
+}
+
+#[test]
+fn states_in_pages() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    for (shape, dtype) in SHAPES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let layer = Layer::new(shape, dtype);
+        for lens in LENGTHS {
+            in_pages(&gpu, &layer, lens, dtype, &mut report);
+        }
+    }
+    report.finish("conv, states in pages");
+}
+
+/// Some spans read their state and some do not; every byte of the buffer is compared after.
+fn in_pages(gpu: &Gpu, layer: &Layer, lens: &[usize], dtype: Dtype, report: &mut Report) {
+    let (d, view) = (layer.channels, layer.view(dtype));
+    let num_blocks = 2 * lens.len() as u32 + 3;
+    let (mut host, mut device) = filled(gpu, 2, num_blocks, view.page_bytes(), dtype);
+    let slots = blocks(lens.len(), num_blocks, 5);
+    let reads = |span: usize| span % 3 != 1;
+    let x = random(lens.iter().sum::<usize>() * d, 4, dtype);
+    let mut want = vec![0.0; x.len()];
+    for (span, rows) in ranges(lens).into_iter().enumerate() {
+        let (floats, mut state) = (rows.start * d..rows.end * d, vec![0.0; layer.host.state_len()]);
+        if reads(span) {
+            view.load_conv(&host, slots[span], &mut state);
+        }
+        layer.host.forward(&mut state, &x[floats.clone()], dtype, &mut want[floats]);
+        view.store_conv(&mut host, slots[span], &state);
+    }
+    let on_device =
+        Slots::upload(gpu, slots.iter().enumerate().map(|(span, &slot)| (slot, reads(span))));
+    let mut states = States::Paged { pages: &mut device, view: &view, slots: &on_device, bits: 14 };
+    let positions: Vec<usize> = (0..lens.len()).map(|span| 9 * usize::from(reads(span))).collect();
+    let got = layer.run(gpu, &x, (lens, &positions), &mut states, dtype);
+    let what = || format!("D {d} K {} {dtype:?} {lens:?}", layer.taps);
+    report.same(what, &got, &want);
+    let bytes = view.page_bytes() * u64::from(num_blocks);
+    for buffer in 0..2 {
+        let found = device.download(gpu, buffer, 0..bytes);
+        let stored = bytes_of(&host, buffer, bytes);
+        report.same_bytes(|| format!("{}, buffer {buffer}", what()), &found, &stored);
+    }
+}
+
+/// A sequence cut anywhere, and one row at a time, gives the bits and the state of one launch.
+#[test]
+fn any_cut_gives_the_same_bits_and_state() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    let (t, dtype) = (9, Dtype::Bf16);
+    let layer = Layer::new((129, 4), dtype);
+    let (d, view) = (layer.channels, layer.view(dtype));
+    let x = random(t * d, 6, dtype);
+    let in_pieces = |pieces: &[usize]| {
+        let mut pages = Pages::new(&gpu, 2, 4, view.page_bytes()).expect("a few pages");
+        let (mut y, mut from) = (Vec::new(), 0);
+        for &len in pieces {
+            let slots = Slots::upload(&gpu, [(BlockId::new(2), from > 0)]);
+            let mut states =
+                States::Paged { pages: &mut pages, view: &view, slots: &slots, bits: 64 };
+            let rows = &x[from * d..(from + len) * d];
+            y.extend(layer.run(&gpu, rows, (&[len], &[from]), &mut states, dtype));
+            from += len;
+        }
+        (y, pages.download(&gpu, 1, 0..4 * view.page_bytes()))
+    };
+    let (y, bytes) = in_pieces(&[t]);
+    for pieces in (1..t).map(|cut| vec![cut, t - cut]).chain([vec![1; t]]) {
+        let (cut_y, cut_bytes) = in_pieces(&pieces);
+        report.same(|| format!("{pieces:?}"), &cut_y, &y);
+        report.same_bytes(|| format!("state of {pieces:?}"), &cut_bytes, &bytes);
+    }
+    report.finish("conv, cuts");
+}
+
+#[test]
+fn gradients() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    for (shape, lens) in SHAPES.into_iter().flat_map(|s| LENGTHS.map(|l| (s, l))) {
+        let layer = Layer::new(shape, Dtype::F32);
+        let d = layer.channels;
+        let len = lens.iter().sum::<usize>() * d;
+        let (x, dy) = (random(len, 7, Dtype::F32), random(len, 8, Dtype::F32));
+        // Weight gradients are added to.
+        let mut want =
+            [vec![0.0; len], random(d * layer.taps, 9, Dtype::F32), random(d, 10, Dtype::F32)];
+        let before = want.clone();
+        let [dx, dw, dbias] = &mut want;
+        for rows in ranges(lens) {
+            let at = rows.start * d..rows.end * d;
+            layer.host.backward(&x[at.clone()], &dy[at.clone()], &mut dx[at], dw, dbias);
+        }
+        for turn in 0..2 {
+            let got = backward_on_device(&gpu, &layer, (&x, &dy), lens, &before);
+            for (name, (got, want)) in ["dx", "dw", "dbias"].iter().zip(got.iter().zip(&want)) {
+                report.same(|| format!("{name} {shape:?} {lens:?}, turn {turn}"), got, want);
+            }
+        }
+    }
+    report.finish("conv, gradients");
+}
+
+fn backward_on_device(
+    gpu: &Gpu,
+    layer: &Layer,
+    (x, dy): (&[f32], &[f32]),
+    lens: &[usize],
+    before: &[Vec<f32>; 3],
+) -> [Vec<f32>; 3] {
+    let (taps, bias) = (gpu.upload(&layer.taps_kd), gpu.upload(&layer.bias_d));
+    let weights = Weights { taps_kd: taps.as_view(), bias_d: bias.as_view() };
+    let (x, dy) = (gpu.upload(x), gpu.upload(dy));
+    let [mut dx, mut dw, mut dbias] = before.each_ref().map(|values| gpu.upload(values));
+    let mut gradients =
+        Gradients { x_td: dx.as_view_mut(), w_dk: dw.as_view_mut(), bias_d: dbias.as_view_mut() };
+    let spans = whole(gpu, lens);
+    backward(gpu, &weights, &x.as_view(), &spans, &dy.as_view(), &mut gradients);
+    [dx, dw, dbias].map(|values| gpu.download(&values.as_view()))
+}

@@ -1,0 +1,325 @@
+//! The selective scan on the device against its CPU twin, bit for bit.
+
+mod gradients;
+
+use std::ops::Range;
+
+use gapscope::base::BlockId;
+use gapscope::config::Dtype;
+use gapscope::ops::cuda::Gpu;
+use gapscope::ops::pages::cuda::{Pages, Slots, States};
+use gapscope::ops::pages::StateView;
+use gapscope::ops::scan::{self, cuda, Scan};
+
+use crate::sequences::{
+    blocks, bytes_of, filled, gpu, random, ranges, spans, Report, DTYPES, LENGTHS,
+};
+
+/// Channels and states: one of each, below, at and beyond the lane width, several tiles.
+const SHAPES: [(usize, usize); 7] =
+    [(1, 1), (3, 4), (65, 16), (128, 16), (2, 20), (67, 33), (5, 64)];
+
+/// One layer on both sides.
+struct Layer {
+    d: usize,
+    n: usize,
+    host: Scan,
+    a_dn: Vec<f32>,
+    skip_d: Vec<f32>,
+    dt_bias_d: Vec<f32>,
+}
+
+/// c, dt, B, C, z of packed rows.
+type Inputs = [Vec<f32>; 5];
+
+impl Layer {
+    fn new((d, n): (usize, usize)) -> Self {
+        let (a_log, skip_d) = (random(d * n, 1, Dtype::F32), random(d, 2, Dtype::F32));
+        let dt_bias_d = random(d, 3, Dtype::F32);
+        let a_dn = a_log.iter().map(|&a| -gapscope::ops::simd::exp(a)).collect();
+        Self { d, n, host: Scan::new(&a_log, &skip_d, &dt_bias_d), a_dn, skip_d, dt_bias_d }
+    }
+
+    /// Some Δ above 20, where softplus is the identity.
+    fn inputs(&self, rows: usize, dtype: Dtype) -> Inputs {
+        let (wide, narrow) = (rows * self.d, rows * self.n);
+        let mut seed = 10;
+        let mut inputs = [wide, wide, narrow, narrow, wide].map(|len| {
+            seed += 1;
+            random(len, seed, dtype)
+        });
+        inputs[1].iter_mut().step_by(97).for_each(|dt| *dt = 24.0);
+        inputs
+    }
+
+    fn rows<'a>(&self, x: &'a Inputs, rows: Range<usize>) -> scan::Rows<'a> {
+        let (wide, narrow) = (self.wide(&rows), rows.start * self.n..rows.end * self.n);
+        scan::Rows {
+            c_td: &x[0][wide.clone()],
+            dt_td: &x[1][wide.clone()],
+            b_tn: &x[2][narrow.clone()],
+            c_tn: &x[3][narrow],
+            z_td: &x[4][wide],
+        }
+    }
+
+    fn wide(&self, rows: &Range<usize>) -> Range<usize> {
+        rows.start * self.d..rows.end * self.d
+    }
+
+    /// y of one launch over the packed rows `rows` of `x`.
+    fn run(
+        &self,
+        gpu: &Gpu,
+        x: &Inputs,
+        rows: Range<usize>,
+        (lens, positions): (&[usize], &[usize]),
+        states: &mut States<'_>,
+        (dtype, state_dtype): (Dtype, Dtype),
+    ) -> Vec<f32> {
+        let weights = [&self.a_dn, &self.skip_d, &self.dt_bias_d].map(|values| gpu.upload(values));
+        let [a, skip, dt_bias] = weights.each_ref().map(|values| values.as_view());
+        let weights = cuda::Weights { a_dn: a, skip_d: skip, dt_bias_d: dt_bias };
+        let part = self.rows(x, rows.clone());
+        let parts = [part.c_td, part.dt_td, part.b_tn, part.c_tn, part.z_td];
+        let parts = parts.map(|values| gpu.upload(values));
+        let [c_td, dt_td, b_tn, c_tn, z_td] = parts.each_ref().map(|values| values.as_view());
+        let on_device = cuda::Rows { c_td, dt_td, b_tn, c_tn, z_td };
+        let mut y = gpu.upload(&vec![f32::NAN; rows.len() * self.d]);
+        let spans = spans(gpu, lens, positions);
+        let out = &mut y.as_view_mut();
+        cuda::forward(gpu, &weights, &on_device, &spans, states, (dtype, state_dtype), out);
+        gpu.download(&y.as_view())
+    }
+
+    /// A view whose page holds this layer's state behind a little of something else.
+    fn view(&self, dtype: Dtype) -> StateView {
+        let ssm_elements = (self.d * self.n) as u64;
+        StateView {
+            buffer: 1,
+            conv_dtype: dtype,
+            conv_elements: 2,
+            ssm_offset: 2 * dtype.bytes(),
+            ssm_dtype: dtype,
+            ssm_elements,
+            ssm_stride: (ssm_elements + 3).next_multiple_of(2),
+        }
+    }
+}
+
+#[test]
+fn whole_sequences() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    for (shape, dtype) in SHAPES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let layer = Layer::new(shape);
+        for (lens, state_dtype) in LENGTHS.into_iter().flat_map(|l| DTYPES.map(|d| (l, d))) {
+            let rows = lens.iter().sum::<usize>();
+            let x = layer.inputs(rows, dtype);
+            let mut want = vec![0.0; rows * layer.d];
+            for rows in ranges(lens) {
+                let (out, mut h) = (layer.wide(&rows), vec![0.0; layer.host.state_len()]);
+                let part = layer.rows(&x, rows);
+                layer.host.forward(&mut h, part, dtype, state_dtype, &mut want[out]);
+            }
+            let (dtypes, positions) = ((dtype, state_dtype), vec![0; lens.len()]);
+            let places = (lens, positions.as_slice());
+            let got = layer.run(&gpu, &x, 0..rows, places, &mut States::Fresh, dtypes);
+            report.same(|| format!("{shape:?} {dtypes:?} {lens:?}"), &got, &want);
+        }
+    }
+    report.finish("scan, whole sequences");
+}
+
+#[test]
+fn states_in_pages_at_every_width_of_the_product() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    for (shape, dtype) in SHAPES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let layer = Layer::new(shape);
+        let view = layer.view(dtype);
+        for lens in LENGTHS {
+            for bits in [64, 32, 14, 9] {
+                in_pages(&gpu, &layer, &view, (24, bits), lens, dtype, &mut report);
+            }
+        }
+    }
+    report.finish("scan, states in pages");
+}
+
+/// The tiny Jamba's page, and the width at which its blocks from 1,366 on wrap.
+#[test]
+fn twenty_two_bits_wrap_where_the_cpu_wraps() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    let layer = Layer::new((128, 16));
+    let view = StateView {
+        buffer: 0,
+        conv_dtype: Dtype::F32,
+        conv_elements: 384,
+        ssm_offset: 1536,
+        ssm_dtype: Dtype::F32,
+        ssm_elements: 2048,
+        ssm_stride: 3072,
+    };
+    for (bits, wrap) in [(22, true), (64, false)] {
+        let pool = (1441, bits);
+        let wrapped = in_pages(&gpu, &layer, &view, pool, &[1; 300], Dtype::F32, &mut report);
+        assert_eq!(wrapped > 0, wrap, "{wrapped} states wrap at {bits} bits");
+    }
+    report.finish("scan, 22 bits");
+}
+
+/// Jamba-3B's channels and states: a decode batch, and a prefill cut into chunks.
+#[test]
+fn the_shape_of_jamba_3b() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    let layer = Layer::new((5120, 16));
+    for (dtype, lens) in
+        DTYPES.into_iter().flat_map(|d| [&[1; 200][..], &[130, 1, 64]].map(|l| (d, l)))
+    {
+        in_pages(&gpu, &layer, &layer.view(dtype), (210, 64), lens, dtype, &mut report);
+    }
+    report.finish("scan, 5120 channels");
+}
+
+/// Some spans read their state and some do not; every byte of the buffer is compared after. Blocks
+/// whose states would overlap are passed over: two rows that write one address have no one outcome.
+/// Returns how many of the states lay at a wrapped address.
+fn in_pages(
+    gpu: &Gpu,
+    layer: &Layer,
+    view: &StateView,
+    (num_blocks, bits): (u32, u32),
+    lens: &[usize],
+    dtype: Dtype,
+    report: &mut Report,
+) -> usize {
+    let (mut host, mut device) = filled(gpu, view.buffer + 1, num_blocks, view.page_bytes(), dtype);
+    let mut slots: Vec<BlockId> = Vec::new();
+    for block in blocks(num_blocks as usize - 1, num_blocks, 5) {
+        let (a, taken) = (view.ssm_bytes(block, bits), &slots);
+        let apart = |&other: &BlockId| {
+            let b = view.ssm_bytes(other, bits);
+            a.end <= b.start || b.end <= a.start
+        };
+        if slots.len() < lens.len() && taken.iter().all(apart) {
+            slots.push(block);
+        }
+    }
+    let lens = &lens[..slots.len()];
+    let reads = |span: usize| span % 3 != 1;
+    let rows = lens.iter().sum::<usize>();
+    let x = layer.inputs(rows, dtype);
+    let mut want = vec![0.0; rows * layer.d];
+    let mut states: Vec<Vec<f32>> = vec![vec![0.0; layer.host.state_len()]; lens.len()];
+    for (span, h) in states.iter_mut().enumerate().filter(|(span, _)| reads(*span)) {
+        view.load_ssm(&host, slots[span], bits, h);
+    }
+    for ((rows, h), &slot) in ranges(lens).into_iter().zip(&mut states).zip(&slots) {
+        let out = layer.wide(&rows);
+        layer.host.forward(h, layer.rows(&x, rows), dtype, dtype, &mut want[out]);
+        view.store_ssm(&mut host, slot, bits, h);
+    }
+    let on_device =
+        Slots::upload(gpu, slots.iter().enumerate().map(|(span, &slot)| (slot, reads(span))));
+    let mut states = States::Paged { pages: &mut device, view, slots: &on_device, bits };
+    let positions: Vec<usize> = (0..lens.len()).map(|span| 9 * usize::from(reads(span))).collect();
+    let got = layer.run(gpu, &x, 0..rows, (lens, &positions), &mut states, (dtype, dtype));
+    let what = || format!("D {} N {} {dtype:?} {bits} bits {lens:?}", layer.d, layer.n);
+    report.same(what, &got, &want);
+    let bytes = view.page_bytes() * u64::from(num_blocks);
+    let found = device.download(gpu, view.buffer, 0..bytes);
+    report.same_bytes(
+        || format!("{}, pages", what()),
+        &found,
+        &bytes_of(&host, view.buffer, bytes),
+    );
+    let wraps = |slot: &&BlockId| view.ssm_bytes(**slot, bits) != view.ssm_bytes(**slot, 64);
+    slots.iter().filter(wraps).count()
+}
+
+/// A sequence cut anywhere, and one row at a time as decode takes it, gives the bits and the state
+/// of one launch, in either state dtype.
+#[test]
+fn any_cut_gives_the_same_bits_and_state() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    let t = 9;
+    for ((shape, dtype), bits) in
+        [((65, 16), Dtype::F32), ((65, 16), Dtype::Bf16), ((3, 20), Dtype::Bf16)]
+            .into_iter()
+            .flat_map(|case| [64, 32].map(|bits| (case, bits)))
+    {
+        let layer = Layer::new(shape);
+        let (view, x) = (layer.view(dtype), layer.inputs(t, Dtype::Bf16));
+        let in_pieces = |pieces: &[usize]| {
+            let mut pages = Pages::new(&gpu, 2, 4, view.page_bytes()).expect("a few pages");
+            let (mut y, mut from) = (Vec::new(), 0);
+            for &len in pieces {
+                let slots = Slots::upload(&gpu, [(BlockId::new(2), from > 0)]);
+                // A decode's product is whole.
+                let bits = if len == 1 { 64 } else { bits };
+                let mut states =
+                    States::Paged { pages: &mut pages, view: &view, slots: &slots, bits };
+                let (rows, dtypes) = (from..from + len, (Dtype::Bf16, dtype));
+                y.extend(layer.run(&gpu, &x, rows, (&[len], &[from]), &mut states, dtypes));
+                from += len;
+            }
+            (y, pages.download(&gpu, 1, 0..4 * view.page_bytes()))
+        };
+        let (y, bytes) = in_pieces(&[t]);
+        for pieces in (1..t).map(|cut| vec![cut, t - cut]).chain([vec![1; t]]) {
+            let (cut_y, cut_bytes) = in_pieces(&pieces);
+            let what = || format!("{shape:?} {dtype:?} {bits} bits {pieces:?}");
+            report.same(what, &cut_y, &y);
+            report.same_bytes(|| format!("state, {}", what()), &cut_bytes, &bytes);
+        }
+    }
+    report.finish("scan, cuts");
+}
+
+/// Jamba-3B's page with an f32 state: block 47,663 is the first whose slot x stride is past 2^32.
+/// Needs 17.2 GB of pages; a smaller device says so.
+#[test]
+fn thirty_two_bits_wrap_at_the_true_two_to_the_thirty_second() {
+    let Some(gpu) = gpu() else { return };
+    let (layer, num_blocks, wrapped) = (Layer::new((5120, 16)), 47_700, BlockId::new(47_663));
+    let view = StateView {
+        buffer: 0,
+        conv_dtype: Dtype::Bf16,
+        conv_elements: 15_360,
+        ssm_offset: 30_720,
+        ssm_dtype: Dtype::F32,
+        ssm_elements: 81_920,
+        ssm_stride: 90_112,
+    };
+    if let Err(error) = Pages::fit(&gpu, 1, num_blocks, view.page_bytes()) {
+        return eprintln!("scan, 2^32: not run, {error}");
+    }
+    let mut report = Report::default();
+    let mut pages = Pages::new(&gpu, 1, num_blocks, view.page_bytes()).expect("it fits");
+    let x = layer.inputs(3, Dtype::Bf16);
+    let (mut h, mut want) = (vec![0.0; layer.host.state_len()], vec![0.0; 3 * layer.d]);
+    let rows = layer.rows(&x, 0..3);
+    layer.host.forward(&mut h, rows, Dtype::Bf16, Dtype::F32, &mut want);
+    let state: Vec<u8> = h.iter().flat_map(|h| h.to_le_bytes()).collect();
+    assert_eq!(view.ssm_bytes(wrapped, 32).start, 30_720 + 40_960 * 4);
+    for (bits, elsewhere) in [(32, 64), (64, 32)] {
+        let zeros = vec![0; state.len()];
+        for width in [32, 64] {
+            pages.upload(&gpu, 0, view.ssm_bytes(wrapped, width).start, &zeros);
+        }
+        let slots = Slots::upload(&gpu, [(wrapped, false)]);
+        let mut states = States::Paged { pages: &mut pages, view: &view, slots: &slots, bits };
+        let dtypes = (Dtype::Bf16, Dtype::F32);
+        let y = layer.run(&gpu, &x, 0..3, (&[3], &[0]), &mut states, dtypes);
+        report.same(|| format!("y, {bits} bits"), &y, &want);
+        let [at, other] =
+            [bits, elsewhere].map(|bits| pages.download(&gpu, 0, view.ssm_bytes(wrapped, bits)));
+        report.same_bytes(|| format!("stored in {bits} bits"), &at, &state);
+        report.same_bytes(|| format!("the other place, {bits} bits"), &other, &zeros);
+    }
+    report.finish("scan, 2^32");
+}
