@@ -66,9 +66,11 @@ impl Pages {
     ) -> Result<(), DeviceError> {
         let asked = u128::from(page_bytes) * u128::from(num_blocks) * buffers as u128;
         let (free, _) = gpu.memory();
-        match u64::try_from(asked) {
-            Ok(asked) if asked <= free => Ok(()),
-            _ => Err(DeviceError::OutOfMemory { asked: asked as u64, free }),
+        let asked = u64::try_from(asked).unwrap_or(u64::MAX);
+        if asked <= free {
+            Ok(())
+        } else {
+            Err(DeviceError::OutOfMemory { asked, free })
         }
     }
 
