@@ -7,6 +7,10 @@
 pub mod array;
 pub mod attention;
 pub mod conv;
+// Launches are raw calls, and so is opening a device.
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+pub mod cuda;
 pub mod embedding;
 pub mod gemm;
 pub mod log_softmax;

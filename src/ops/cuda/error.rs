@@ -1,0 +1,48 @@
+//! What can be wrong with a device, in words that say what to do.
+
+use cudarc::driver::DriverError;
+
+/// A device that is missing, does not suit, or has failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    #[error(
+        "CUDA needs NVIDIA's driver library (libcuda.so.1), which this machine does not have: \
+         install the driver, or set engine.device = \"cpu\""
+    )]
+    NoDriver,
+    #[error(
+        "this build needs a driver for CUDA {needed}, and the installed one is for CUDA {found}: \
+         update the driver, or set engine.device = \"cpu\""
+    )]
+    OldDriver { needed: String, found: String },
+    #[error(
+        "CUDA device {ordinal} was asked for and the driver shows {count}: look at \
+         CUDA_VISIBLE_DEVICES, or set engine.device = \"cpu\""
+    )]
+    NoDevice { ordinal: usize, count: i32 },
+    #[error(
+        "{name} has compute capability {found}, and the kernels need {needed} at least: use a \
+         newer GPU, or set engine.device = \"cpu\""
+    )]
+    OldDevice { name: String, found: String, needed: String },
+    #[error(
+        "{asked} bytes of device memory were asked for and {free} are free: lower \
+         engine.gpu_memory_utilization or engine.num_gpu_blocks_override, or free the device"
+    )]
+    OutOfMemory { asked: u64, free: u64 },
+    #[error("{what} failed on the device: {source:?}")]
+    Call { what: String, source: DriverError },
+}
+
+/// Ends the work where the device fails within an operation: unwinds with a [`DeviceError`].
+pub trait OrFail<T> {
+    fn or_fail(self, what: &str) -> T;
+}
+
+impl<T> OrFail<T> for Result<T, DriverError> {
+    fn or_fail(self, what: &str) -> T {
+        self.unwrap_or_else(|source| {
+            std::panic::panic_any(DeviceError::Call { what: what.to_owned(), source })
+        })
+    }
+}

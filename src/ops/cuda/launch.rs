@@ -1,0 +1,21 @@
+//! One line a launch.
+
+/// `launch!(gpu, Kernel::name, (grid x, grid y), threads, shared bytes; arguments…)` on the device's
+/// stream. Arguments are references to views, slices or plain numbers, in the kernel's order.
+macro_rules! launch {
+    ($gpu:expr, $kernel:expr, ($x:expr, $y:expr), $threads:expr, $shared:expr; $($arg:expr),* $(,)?) => {{
+        use cudarc::driver::PushKernelArg;
+        let config = cudarc::driver::LaunchConfig {
+            grid_dim: ($x, $y, 1),
+            block_dim: ($threads, 1, 1),
+            shared_mem_bytes: $shared,
+        };
+        let kernel = $kernel;
+        // SAFETY: every wrapper asserts that its arrays have the lengths which its kernel reads and
+        // writes, in its own words, before it launches.
+        unsafe { $gpu.stream().launch_builder($gpu.function(kernel))$(.arg($arg))*.launch(config) }
+            .or_fail(&format!("{kernel:?}"));
+    }};
+}
+
+pub(crate) use launch;

@@ -1,0 +1,31 @@
+//! The device side that all operations share: the open device, its kernels, how they are launched.
+//!
+//! Each operation's launches lie in its own `cuda` module, its kernels in `kernels/`. One stream
+//! orders everything; an operation that fails on the device unwinds with a [`DeviceError`], because
+//! nothing that was queued behind it can be trusted.
+
+mod error;
+mod gpu;
+mod kernels;
+mod launch;
+mod spans;
+
+pub use error::{DeviceError, OrFail};
+pub use gpu::Gpu;
+pub use kernels::Kernel;
+pub(crate) use launch::launch;
+pub use spans::Spans;
+
+use crate::config::Dtype;
+
+/// The compute capabilities that this build has machine code for, such as "80,90".
+pub const ARCHITECTURES: &str = env!("GAPSCOPE_CUDA_ARCHS");
+
+/// As `kernels/numeric.cuh` knows a dtype.
+#[must_use]
+pub fn dtype_code(dtype: Dtype) -> u32 {
+    match dtype {
+        Dtype::F32 => 0,
+        Dtype::Bf16 => 1,
+    }
+}

@@ -1,0 +1,29 @@
+//! The operations on a GPU against their CPU halves, case table by case table.
+//!
+//! Where there is no device the tests say so and pass, unless GAPSCOPE_REQUIRE_CUDA is set.
+#![cfg(feature = "cuda")]
+
+mod attention;
+mod conv;
+mod pages;
+mod scan;
+mod sequences;
+
+use std::sync::{Arc, OnceLock};
+
+use gapscope::ops::cuda::Gpu;
+
+/// Device 0, opened once for all tests.
+pub fn gpu() -> Option<Arc<Gpu>> {
+    static GPU: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
+    let open = || match Gpu::open(0) {
+        Ok(gpu) => Some(gpu),
+        Err(error) => {
+            let required = std::env::var_os("GAPSCOPE_REQUIRE_CUDA").is_some();
+            assert!(!required, "GAPSCOPE_REQUIRE_CUDA is set: {error}");
+            eprintln!("not run on a device: {error}");
+            None
+        }
+    };
+    GPU.get_or_init(open).clone()
+}
