@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-use gapscope::config::{self, Config, Leg};
-use gapscope::model::{save_preset, Preset};
+use gapscope::config::{self, Config, Dtype, Leg};
+use gapscope::model::{save_gguf, save_preset, Preset};
 use gapscope::run::{self, FailOn, Interrupted, ScoreOptions, SweepFile, INTERRUPTED};
 
 #[derive(Parser)]
@@ -179,12 +179,17 @@ enum Model {
         #[arg(long, value_name = "K=V")]
         set: Vec<String>,
     },
-    /// Write a preset with seeded random weights as a Hugging Face folder
+    /// Write a preset with seeded random weights, or a GGUF file, as a Hugging Face folder
+    #[command(allow_missing_positional = true)]
     Init {
         /// tiny-jamba or jamba-3b-shape
-        preset: String,
+        #[arg(required_unless_present = "from_gguf", conflicts_with = "from_gguf")]
+        preset: Option<String>,
         /// The folder to make
         dir: PathBuf,
+        /// A Llama in GGUF: its weights dequantised, with its tokenizer
+        #[arg(long, value_name = "FILE", conflicts_with = "seed")]
+        from_gguf: Option<PathBuf>,
         /// Of the random weights
         #[arg(long, default_value_t = 0)]
         seed: u64,
@@ -278,10 +283,13 @@ fn execute(command: Command) -> Result<Done> {
         Command::Model(Model::Inspect { model, set }) => {
             run::describe_model(&model_config(&model, &set)?)?
         }
-        Command::Model(Model::Init { preset, dir, seed, dtype }) => {
-            let set = [format!("model.dtype={dtype}")];
-            let config = model_config(&preset, &set)?;
-            save_preset(&dir, Preset::from_name(&preset)?, seed, config.model.dtype)?;
+        Command::Model(Model::Init { preset, dir, from_gguf, seed, dtype }) => {
+            let dtype = if dtype == "bf16" { Dtype::Bf16 } else { Dtype::F32 };
+            match (preset, from_gguf) {
+                (_, Some(file)) => save_gguf(&dir, &file, dtype)?,
+                (Some(name), None) => save_preset(&dir, Preset::from_name(&name)?, seed, dtype)?,
+                (None, None) => unreachable!("clap asks for one of the two"),
+            }
             format!("{}\n", dir.display())
         }
         Command::Config { defaults: _ } => config::defaults_text(),

@@ -26,6 +26,11 @@ pub enum ModelError {
     )]
     Safetensors { path: PathBuf, reason: String, bytes: u64 },
     #[error(
+        "{path} holds {bytes} bytes that are no whole GGUF file ({reason}): copy or download it \
+         again"
+    )]
+    Gguf { path: PathBuf, reason: String, bytes: u64 },
+    #[error(
         "{index}: tensor {tensor} is in the shard {shard}, which cannot be read: {source}; copy or \
          download it again"
     )]

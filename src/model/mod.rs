@@ -9,6 +9,7 @@ mod block;
 mod checkpoint;
 mod config;
 mod error;
+mod gguf;
 mod mamba;
 mod mlp;
 mod moe;
@@ -25,6 +26,7 @@ pub use config::{
     LayerKind, MambaShape, MixerKind, Names, RopeShape,
 };
 pub use error::ModelError;
+pub use gguf::save_gguf;
 pub use preset::Preset;
 pub use root::Root;
 pub use save::{save_folder, save_preset};

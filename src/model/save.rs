@@ -29,7 +29,8 @@ pub fn save_folder(
         spec.tensors.iter().map(|tensor| tensor.name.as_str()).zip(spec.parts(flat))
     });
     let parts: BTreeMap<&str, &[f32]> = parts.collect();
-    save(folder, plan, dtype, &|tensor| Cow::Borrowed(parts[tensor.name.as_str()]))
+    let values = |tensor: &TensorSpec| Cow::Borrowed(parts[tensor.name.as_str()]);
+    save(folder, plan, dtype, &[], &values)
 }
 
 /// As [`save_folder`], with a preset's seeded weights, each made when its turn comes: the memory
@@ -44,13 +45,21 @@ pub fn save_preset(
     dtype: Dtype,
 ) -> Result<(), ModelError> {
     let plan = Plan::new(preset.config());
-    save(folder, &plan, dtype, &|tensor| Cow::Owned(Preset::tensor(&plan, tensor, seed)))
+    let values = |tensor: &TensorSpec| Cow::Owned(Preset::tensor(&plan, tensor, seed));
+    save(folder, &plan, dtype, &[], &values)
 }
 
 /// A tensor's f32 values.
-type Values<'v> = dyn Fn(&TensorSpec) -> Cow<'v, [f32]> + 'v;
+pub(super) type Values<'v> = dyn Fn(&TensorSpec) -> Cow<'v, [f32]> + 'v;
 
-fn save(folder: &Path, plan: &Plan, dtype: Dtype, values: &Values<'_>) -> Result<(), ModelError> {
+/// `files` are names and texts of what the folder has beside config and weights.
+pub(super) fn save(
+    folder: &Path,
+    plan: &Plan,
+    dtype: Dtype,
+    files: &[(&str, String)],
+    values: &Values<'_>,
+) -> Result<(), ModelError> {
     if folder.exists() {
         return Err(ModelError::Exists { path: folder.to_owned() });
     }
@@ -69,9 +78,10 @@ fn save(folder: &Path, plan: &Plan, dtype: Dtype, values: &Values<'_>) -> Result
         "eos_token_id": config["eos_token_id"],
         "pad_token_id": config["pad_token_id"],
     });
-    for (name, json) in [("config.json", config), (GENERATION, generation)] {
+    let configs =
+        [("config.json", format!("{config:#}\n")), (GENERATION, format!("{generation:#}\n"))];
+    for (name, text) in configs.iter().chain(files) {
         let path = folder.join(name);
-        let text = format!("{json:#}\n");
         fs::write(&path, text).map_err(failed(&path))?;
     }
     let (part, path) = (folder.join(format!("{WEIGHTS}.part")), folder.join(WEIGHTS));
