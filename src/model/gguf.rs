@@ -64,12 +64,31 @@ fn plan(gguf: &Gguf) -> Result<Plan, ModelError> {
         let reason = format!("is {found:?}; this build knows {ARCHITECTURE:?}");
         return Err(gguf.wrong("general.architecture", reason));
     }
-    let hidden = gguf.count("llama.embedding_length")?;
-    let heads = gguf.count("llama.attention.head_count")?;
-    let kv_heads = gguf.optional("llama.attention.head_count_kv", Gguf::count)?;
-    let head_dim = gguf.optional("llama.attention.key_length", Gguf::count)?;
-    let head_dim = head_dim.unwrap_or(hidden / heads.max(1));
+    let scaling = gguf.optional("llama.rope.scaling.type", Gguf::text)?;
+    if let Some(other) = scaling.filter(|kind| *kind != "none") {
+        let reason = format!("is {other:?}; this build knows \"none\"");
+        return Err(gguf.wrong("llama.rope.scaling.type", reason));
+    }
+    let config = json!({
+        "model_type": "llama",
+        "vocab_size": gguf.shape(EMBEDDING)?.first(),
+        "hidden_size": gguf.count("llama.embedding_length")?,
+        "intermediate_size": gguf.count("llama.feed_forward_length")?,
+        "num_hidden_layers": gguf.count("llama.block_count")?,
+        "num_attention_heads": gguf.count("llama.attention.head_count")?,
+        "num_key_value_heads": gguf.optional("llama.attention.head_count_kv", Gguf::count)?,
+        "head_dim": gguf.optional("llama.attention.key_length", Gguf::count)?,
+        "max_position_embeddings": gguf.count("llama.context_length")?,
+        "rms_norm_eps": gguf.number("llama.attention.layer_norm_rms_epsilon")?,
+        "rope_theta": gguf.optional("llama.rope.freq_base", Gguf::number)?,
+        "tie_word_embeddings": !gguf.has(OUTPUT),
+        "bos_token_id": gguf.optional("tokenizer.ggml.bos_token_id", Gguf::count)?,
+        "eos_token_id": gguf.optional("tokenizer.ggml.eos_token_id", Gguf::count)?,
+        "pad_token_id": gguf.optional("tokenizer.ggml.padding_token_id", Gguf::count)?,
+    });
+    let config = HfConfig::parse(&config.to_string(), gguf.path())?;
     // What changes the arithmetic, and the value at which it changes nothing.
+    let head_dim = config.attention().head_dim;
     for (key, plain) in [
         ("llama.rope.dimension_count", head_dim),
         ("llama.attention.value_length", head_dim),
@@ -79,29 +98,7 @@ fn plan(gguf: &Gguf) -> Result<Plan, ModelError> {
             return Err(gguf.wrong(key, format!("is {other}; this build knows {plain} here")));
         }
     }
-    let scaling = gguf.optional("llama.rope.scaling.type", Gguf::text)?;
-    if let Some(other) = scaling.filter(|kind| *kind != "none") {
-        let reason = format!("is {other:?}; this build knows \"none\"");
-        return Err(gguf.wrong("llama.rope.scaling.type", reason));
-    }
-    let config = json!({
-        "model_type": "llama",
-        "vocab_size": gguf.shape(EMBEDDING)?.first(),
-        "hidden_size": hidden,
-        "intermediate_size": gguf.count("llama.feed_forward_length")?,
-        "num_hidden_layers": gguf.count("llama.block_count")?,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "max_position_embeddings": gguf.count("llama.context_length")?,
-        "rms_norm_eps": gguf.number("llama.attention.layer_norm_rms_epsilon")?,
-        "rope_theta": gguf.optional("llama.rope.freq_base", Gguf::number)?,
-        "tie_word_embeddings": !gguf.has(OUTPUT),
-        "bos_token_id": gguf.optional("tokenizer.ggml.bos_token_id", Gguf::count)?,
-        "eos_token_id": gguf.optional("tokenizer.ggml.eos_token_id", Gguf::count)?,
-        "pad_token_id": gguf.optional("tokenizer.ggml.padding_token_id", Gguf::count)?,
-    });
-    Ok(Plan::new(HfConfig::parse(&config.to_string(), gguf.path())?))
+    Ok(Plan::new(config))
 }
 
 /// Every tensor of the plan, by its name there. The file has no other.
@@ -114,9 +111,18 @@ fn quantised<'p>(
     if let Some(other) = gguf.names().find(|name| !known.contains(*name)) {
         return Err(gguf.wrong_tensor(other, "this build's Llama has no place for it"));
     }
-    specs()
-        .map(|spec| Ok((spec.name.as_str(), gguf.read(&gguf_name(&spec.name), &spec.shape)?)))
-        .collect()
+    let mut all = BTreeMap::new();
+    for spec in specs() {
+        let name = gguf_name(&spec.name);
+        let tensor = gguf.read(&name, &spec.shape)?;
+        let values = dequantised(&tensor);
+        if let Some(at) = values.iter().position(|w| !w.is_finite()) {
+            let reason = format!("element {at} is {}; weights must be finite", values[at]);
+            return Err(gguf.wrong_tensor(&name, reason));
+        }
+        all.insert(spec.name.as_str(), tensor);
+    }
+    Ok(all)
 }
 
 fn gguf_name(name: &str) -> String {

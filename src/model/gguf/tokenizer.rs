@@ -51,7 +51,9 @@ pub(super) fn files(
     let whole = whole.to_string();
     // Read once, so that a merge of unknown tokens is an error here and not in the next command.
     if let Err(error) = whole.parse::<Tokenizer>() {
-        return Err(gguf.wrong(MERGES, error.to_string()));
+        // The place is one in a text that nobody has seen.
+        let text = error.to_string();
+        return Err(gguf.wrong(MERGES, text.split(" at line ").next().unwrap_or(&text)));
     }
     let mut config = json!({
         // Not the model's own class, which would bring a pre-tokenizer of its own.
