@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
 use gapscope::config::{self, Config, Dtype, Leg};
@@ -216,7 +216,7 @@ impl From<String> for Done {
 
 fn main() -> ExitCode {
     let shown = execute(Cli::parse().command).and_then(|done| {
-        show(&done.text)?;
+        show(&done.text).context("cannot write to standard output")?;
         done.notes.iter().for_each(|note| say(note));
         Ok(done.code)
     });
@@ -243,16 +243,16 @@ fn show(text: &str) -> io::Result<()> {
     }
 }
 
-/// The error and its causes, without those that the message before them quotes already.
+/// The error, and what to do where that is the same for every file.
 fn message(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
-        match text.is_empty() {
-            true => cause,
-            false if text.contains(&cause) => text,
-            false => format!("{text}: {cause}"),
+    let text = run::told(error);
+    let kind = error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+    match kind {
+        Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+            format!("{text}; make room there, or write to another disk")
         }
-    })
+        _ => text,
+    }
 }
 
 /// Does what was asked and returns what there is to say about it.

@@ -17,8 +17,8 @@ use crate::config::Dtype;
 /// Jamba's head is written too, because vLLM looks for it.
 ///
 /// # Errors
-/// A folder that exists already, or one that cannot be written. The weights come last and get their
-/// name only once they are whole, so a torn folder lacks them.
+/// A folder that exists already, or one that cannot be written, which is then taken away again. The
+/// weights come last and get their name only once they are whole: what a kill leaves lacks them.
 pub fn save_folder(
     folder: &Path,
     plan: &Plan,
@@ -63,11 +63,25 @@ pub(super) fn save(
     if folder.exists() {
         return Err(ModelError::Exists { path: folder.to_owned() });
     }
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| ModelError::Write { path, source }
-    };
     fs::create_dir_all(folder).map_err(failed(folder))?;
+    fill(folder, plan, dtype, files, values).inspect_err(|_| {
+        // The first error is the one to report; half a folder would be in the next one's way.
+        let _ = fs::remove_dir_all(folder);
+    })
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> ModelError + use<> {
+    let path = path.to_owned();
+    move |source| ModelError::Write { path, source }
+}
+
+fn fill(
+    folder: &Path,
+    plan: &Plan,
+    dtype: Dtype,
+    files: &[(&str, String)],
+    values: &Values<'_>,
+) -> Result<(), ModelError> {
     let dtype_name = match dtype {
         Dtype::F32 => "float32",
         Dtype::Bf16 => "bfloat16",
@@ -85,7 +99,7 @@ pub(super) fn save(
         fs::write(&path, text).map_err(failed(&path))?;
     }
     let (part, path) = (folder.join(format!("{WEIGHTS}.part")), folder.join(WEIGHTS));
-    write_weights(&part, plan, dtype, values).map_err(failed(&part))?;
+    write_weights(&part, plan, dtype, values).map_err(failed(&path))?;
     // The crate makes the file for its owner alone; it is to be as readable as its neighbours.
     let as_neighbour = fs::metadata(folder.join("config.json")).map(|file| file.permissions());
     as_neighbour.and_then(|p| fs::set_permissions(&part, p)).map_err(failed(&part))?;

@@ -82,7 +82,10 @@ impl RunFolder {
             let folder = self.root.clone();
             return Err(ReportError::RunExists { folder, file: "config.json" });
         }
-        claim.write(config)?;
+        claim.write(config).inspect_err(|_| {
+            // Half a file would pass for a run.
+            let _ = fs::remove_file(self.config());
+        })?;
         Ok(claim)
     }
 

@@ -17,6 +17,7 @@ mod recorder;
 mod score;
 mod session;
 mod sweep;
+mod told;
 
 use std::path::Path;
 
@@ -31,6 +32,7 @@ pub use interrupt::{listen_for_ctrl_c, Interrupted, INTERRUPTED};
 pub use score::{score, ScoreOptions};
 pub use session::{Comparison, Evaluation, Session};
 pub use sweep::{plan_sweep, sweep, SweepFile};
+pub use told::told;
 
 use crate::base::Step;
 use crate::config::Config;

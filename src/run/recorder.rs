@@ -4,14 +4,14 @@ use std::path::Path;
 use std::process;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{anyhow, Result};
+use anyhow::Result;
 
 use serde::{Deserialize, Serialize};
 
 use super::kept::Kept;
 use super::progress::Progress;
 use super::session::{Comparison, Session};
-use super::{checkpoint, metrics};
+use super::{checkpoint, metrics, told};
 use crate::base::Step;
 use crate::config::{self, Config, Update};
 use crate::engine::Statistics;
@@ -61,6 +61,15 @@ impl RecorderState {
         let mut files = self.tensorboard.iter();
         files.try_for_each(|file| check_length(&tensorboard.join(&file.name), file.bytes))
     }
+}
+
+/// What ended the loop, and what then kept the files from being closed.
+#[derive(Debug, thiserror::Error)]
+#[error("{}; and then {}", told(.first), told(.then))]
+struct Twice {
+    #[source]
+    first: anyhow::Error,
+    then: anyhow::Error,
 }
 
 /// Seconds of each part of a step, in order.
@@ -249,13 +258,13 @@ impl Recorder {
     pub(super) fn finish(mut self, session: &Session, done: Result<()>) -> Result<Summary> {
         let mut summary = self.kept.summary(session);
         summary.wall_s = self.started.elapsed().as_secs_f64();
-        summary.error = done.as_ref().err().map(|error| format!("{error:#}"));
+        summary.error = done.as_ref().err().map(told);
         let closed = self.close(session, &summary);
         self.progress.finish();
         match (done, closed) {
             (Ok(()), closed) => closed.map(|()| summary),
             (Err(first), Ok(())) => Err(first),
-            (Err(first), Err(then)) => Err(anyhow!("{first:#}; and then {then:#}")),
+            (Err(first), Err(then)) => Err(Twice { first, then }.into()),
         }
     }
 

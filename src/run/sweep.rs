@@ -11,7 +11,7 @@ use serde_json::json;
 use super::predict::{foretold_spikes, or_none, predict, Outline};
 use super::progress::say;
 use super::recorder::{tensorboard_writer, wall_time_s};
-use super::{begin, go_on, Interrupted, Left, Manner};
+use super::{begin, go_on, told, Interrupted, Left, Manner};
 use crate::base::Step;
 use crate::config::{self, Config, SweepSettings};
 use crate::report::sweep::{
@@ -114,10 +114,10 @@ impl Plan {
 
     /// A point that cannot be is planned all the same: it will be a row with its error.
     fn add(&mut self, name: String, settings: SweepSettings, config: Result<Config>) {
-        let predicted = config.as_ref().map_err(|error| format!("{error:#}")).and_then(|config| {
+        let predicted = config.as_ref().map_err(told).and_then(|config| {
             let outline = Outline::of(config);
             let predicted = outline.and_then(|it| predict(config, &it, self.stop_after_spikes));
-            predicted.map_err(|error| format!("{error:#}"))
+            predicted.map_err(|error| told(&error))
         });
         let failed = |error| Prediction { error: Some(error), ..Prediction::default() };
         let json = |value| serde_json::to_value(value).expect("TOML values are JSON values");
@@ -234,9 +234,7 @@ impl Plan {
             Ok(_) => read_back(&folder),
             Err(error) if error.is::<Interrupted>() => Err(error),
             // What it measured before it failed is in its folder, the error beside it.
-            Err(error) => {
-                Ok(read_back(&folder).unwrap_or_else(|_| Outcome::Failed(format!("{error:#}"))))
-            }
+            Err(error) => Ok(read_back(&folder).unwrap_or_else(|_| Outcome::Failed(told(&error)))),
         }
     }
 
