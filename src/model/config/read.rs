@@ -42,6 +42,13 @@ impl HfConfig {
     }
 }
 
+/// More than any model has, and few enough that no product of sizes leaves 64 bits and no plan of a
+/// damaged file fills the memory.
+const MOST_IDS: usize = 1 << 22;
+const MOST_WIDE: usize = 1 << 18;
+const MOST_LAYERS: usize = 1 << 10;
+const MOST_EXPERTS: usize = 1 << 10;
+
 struct Checker<'a> {
     path: &'a Path,
     raw: &'a Raw,
@@ -53,12 +60,30 @@ impl Checker<'_> {
         ModelError::Field { path, field, reason: reason.into() }
     }
 
+    /// A size of a tensor.
     fn positive(&self, field: &str, value: Option<usize>) -> Result<usize, ModelError> {
+        self.within(MOST_WIDE, field, value)
+    }
+
+    fn within(&self, most: usize, field: &str, value: Option<usize>) -> Result<usize, ModelError> {
         match value {
             Some(0) => Err(self.wrong(field, "is 0; it must be at least 1")),
-            Some(value) => Ok(value),
+            Some(value) if value <= most => Ok(value),
+            Some(value) => {
+                Err(self.wrong(field, format!("is {value}; this build knows up to {most}")))
+            }
             None => Err(self.wrong(field, "is missing")),
         }
+    }
+
+    /// A width that is a multiple of another one.
+    fn widened(&self, field: &str, by: Option<usize>, width: usize) -> Result<usize, ModelError> {
+        let by = self.positive(field, by)?;
+        if by * width <= MOST_WIDE {
+            return Ok(by * width);
+        }
+        let reason = format!("is {by}, times {width}; this build knows widths up to {MOST_WIDE}");
+        Err(self.wrong(field, reason))
     }
 
     /// As the f32 that it is used as, where a tiny number would become 0.
@@ -114,9 +139,13 @@ impl Checker<'_> {
         let found = if family == Family::Mamba { raw.layer_norm_epsilon } else { raw.rms_norm_eps };
         Ok(HfConfig {
             family,
-            vocab_size: self.positive("vocab_size", raw.vocab_size)?,
+            vocab_size: self.within(MOST_IDS, "vocab_size", raw.vocab_size)?,
             hidden_size: self.positive("hidden_size", raw.hidden_size)?,
-            num_hidden_layers: self.positive("num_hidden_layers", raw.num_hidden_layers)?,
+            num_hidden_layers: self.within(
+                MOST_LAYERS,
+                "num_hidden_layers",
+                raw.num_hidden_layers,
+            )?,
             attention: None,
             mamba: None,
             feed_forward: None,
@@ -145,7 +174,7 @@ impl Checker<'_> {
             experts: self.experts()?,
         };
         let mamba = MambaShape {
-            d_inner: self.positive("mamba_expand", raw.mamba_expand)? * h,
+            d_inner: self.widened("mamba_expand", raw.mamba_expand, h)?,
             d_state: self.positive("mamba_d_state", raw.mamba_d_state)?,
             d_conv: self.positive("mamba_d_conv", raw.mamba_d_conv)?,
             dt_rank: self.rank("mamba_dt_rank", raw.mamba_dt_rank.as_ref(), h)?,
@@ -166,7 +195,7 @@ impl Checker<'_> {
         let raw = self.raw;
         let h = common.hidden_size;
         let mamba = MambaShape {
-            d_inner: self.positive("expand", raw.expand)? * h,
+            d_inner: self.widened("expand", raw.expand, h)?,
             d_state: self.positive("state_size", raw.state_size)?,
             d_conv: self.positive("conv_kernel", raw.conv_kernel)?,
             dt_rank: self.rank("time_step_rank", raw.time_step_rank.as_ref(), h)?,
@@ -212,7 +241,7 @@ impl Checker<'_> {
             some => self.positive("num_key_value_heads", some)?,
         };
         let head_dim = match dim {
-            Some(_) => self.positive("head_dim", dim)?,
+            Some(_) => self.widened("head_dim", dim, heads)? / heads,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
                 let reason = format!("is {heads}, which does not divide hidden_size {hidden}");
@@ -303,7 +332,7 @@ impl Checker<'_> {
 
     fn experts(&self) -> Result<Option<ExpertsShape>, ModelError> {
         let raw = self.raw;
-        let count = self.positive("num_experts", raw.num_experts)?;
+        let count = self.within(MOST_EXPERTS, "num_experts", raw.num_experts)?;
         if count == 1 {
             return Ok(None);
         }
@@ -330,7 +359,7 @@ impl Checker<'_> {
             None => Ok(hidden_size.div_ceil(16)),
             Some(Value::String(auto)) if auto == "auto" => Ok(hidden_size.div_ceil(16)),
             Some(value) => match value.as_u64().and_then(|rank| usize::try_from(rank).ok()) {
-                Some(rank) if rank > 0 => Ok(rank),
+                Some(rank) if rank > 0 => self.positive(field, Some(rank)),
                 _ => {
                     let reason = format!("is {value}; it must be a positive number or \"auto\"");
                     Err(self.wrong(field, reason))

@@ -156,6 +156,28 @@ fn a_field_that_makes_no_sense_is_named() {
         "hidden_size: invalid type: string \"wide\", expected usize at line 1 column ",
         |c| c["hidden_size"] = "wide".into(),
     );
+    for (field, most) in [
+        ("hidden_size", 262_144),
+        ("vocab_size", 4_194_304),
+        ("num_hidden_layers", 1024),
+        ("num_experts", 1024),
+    ] {
+        let over = most + 1;
+        check(
+            "tiny-jamba-moe",
+            &format!("{field}: is {over}; this build knows up to {most}"),
+            |c| {
+                c[field] = over.into();
+            },
+        );
+    }
+    let widest = "this build knows widths up to 262144";
+    check("tiny-jamba", &format!("mamba_expand: is 5000, times 64; {widest}"), |c| {
+        c["mamba_expand"] = 5000.into()
+    });
+    check("tiny-llama", &format!("head_dim: is 262144, times 4; {widest}"), |c| {
+        c["head_dim"] = 262_144.into()
+    });
     check(
         "tiny-jamba",
         "model_type: is \"mamba2\"; this build knows \"jamba\", \"mamba\", \"llama\", \

@@ -48,7 +48,7 @@ pub fn write_rollouts(path: &Path, rollouts: &[Rollout], engine: &str) -> Result
 /// Reads what [`write_rollouts`] wrote.
 pub fn read_rollouts(path: &Path) -> Result<Vec<RolloutRow>, ReportError> {
     let table = Table::open(path)?;
-    let rows = &mut table.empty_rows::<RolloutRow>()[..];
+    let rows = &mut table.empty_rows::<RolloutRow, RequestId>("request_id")?[..];
     table.required("request_id", rows, |row, v| row.request = v)?;
     table.full_list("prompt_token_ids", rows, |row, v| row.prompt_token_ids = v)?;
     table.full_list("completion_token_ids", rows, |row, v| row.completion_token_ids = v)?;

@@ -8,6 +8,7 @@ use ::parquet::basic::Compression;
 use ::parquet::column::reader::get_typed_column_reader;
 use ::parquet::data_type::DataType;
 use ::parquet::errors::ParquetError;
+use ::parquet::file::metadata::RowGroupMetaData;
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::file::writer::SerializedFileWriter;
@@ -60,13 +61,40 @@ impl Table {
         let file = File::open(path).map_err(ReportError::io("read", path))?;
         let reader = SerializedFileReader::new(file)
             .map_err(|source| ReportError::ReadParquet { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), reader })
+        let table = Self { path: path.to_owned(), reader };
+        table.check_places()?;
+        Ok(table)
     }
 
-    /// As many empty rows as the file has, for the functions below to fill.
-    pub(super) fn empty_rows<R: Default + Clone>(&self) -> Vec<R> {
-        let rows = self.reader.metadata().file_metadata().num_rows();
-        vec![R::default(); usize::try_from(rows).unwrap_or(0)]
+    /// Parquet's crate trusts a footer's numbers, and panics at some that cannot be.
+    fn check_places(&self) -> Result<(), ReportError> {
+        let chunks = self.reader.metadata().row_groups().iter().flat_map(RowGroupMetaData::columns);
+        for chunk in chunks {
+            let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
+            let numbers = [start, chunk.data_page_offset(), chunk.compressed_size()];
+            if numbers.iter().any(|number| *number < 0) {
+                let name = chunk.column_path().string();
+                return Err(self.bad(&name, "is stored at a negative place"));
+            }
+        }
+        Ok(())
+    }
+
+    /// As many empty rows as the file has, for the functions below to fill. They are counted in a
+    /// column without nulls: a damaged footer may state more rows than any memory holds.
+    pub(super) fn empty_rows<R: Default + Clone, T: Cell>(
+        &self,
+        name: &str,
+    ) -> Result<Vec<R>, ReportError> {
+        let (rows, cells) = (self.num_rows(), self.stored::<T>(name, [0, 0])?.cells.len());
+        if u64::try_from(rows) != Ok(cells as u64) {
+            return Err(self.bad(name, format!("{cells} cells, {rows} rows")));
+        }
+        Ok(vec![R::default(); cells])
+    }
+
+    fn num_rows(&self) -> i64 {
+        self.reader.metadata().file_metadata().num_rows()
     }
 
     /// Gives every row its cell of a column without nulls.
@@ -89,10 +117,11 @@ impl Table {
     ) -> Result<(), ReportError> {
         let stored = self.stored::<T>(name, [1, 0])?;
         let mut cells = stored.cells.into_iter();
-        let cells = stored.defined.iter().map(|&level| {
-            (level > 0).then(|| cells.next().expect("a value for every cell that has one"))
+        let cells = stored.defined.iter().map(|&level| match level {
+            0 => Ok(None),
+            _ => self.next(name, &mut cells).map(Some),
         });
-        self.fill(name, rows, cells.collect(), set)
+        self.fill(name, rows, cells.collect::<Result<_, _>>()?, set)
     }
 
     /// Gives every row its list.
@@ -113,7 +142,7 @@ impl Table {
             match level {
                 EMPTY => {}
                 NULL => list.push(None),
-                _ => list.push(Some(cells.next().expect("a value for every cell that has one"))),
+                _ => list.push(Some(self.next(name, &mut cells)?)),
             }
         }
         self.fill(name, rows, lists, set)
@@ -137,6 +166,11 @@ impl Table {
             0 => Ok(()),
             nulls => Err(self.bad(name, format!("{nulls} nulls inside its lists"))),
         }
+    }
+
+    /// The value of a cell that has one.
+    fn next<T>(&self, name: &str, cells: &mut impl Iterator<Item = T>) -> Result<T, ReportError> {
+        cells.next().ok_or_else(|| self.bad(name, "has fewer values than cells with one"))
     }
 
     fn fill<R, C>(

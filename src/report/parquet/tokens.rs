@@ -43,7 +43,7 @@ pub fn write_tokens(path: &Path, rollouts: &[Rollout]) -> Result<(), ReportError
 /// Reads what [`write_tokens`] wrote.
 pub fn read_tokens(path: &Path) -> Result<Vec<TokenRow>, ReportError> {
     let table = Table::open(path)?;
-    let rows = &mut table.empty_rows::<TokenRow>()[..];
+    let rows = &mut table.empty_rows::<TokenRow, RequestId>("request_id")?[..];
     table.required("request_id", rows, |row, v| row.request = v)?;
     table.required("position", rows, |row, v| row.position = v)?;
     table.required("token_id", rows, |row, v| row.token_id = v)?;
