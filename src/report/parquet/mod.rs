@@ -3,6 +3,7 @@
 //! One row group, Snappy, no clock and no host in the file: the same rows give the same bytes.
 
 mod column;
+mod guard;
 mod rollouts;
 mod table;
 #[cfg(test)]

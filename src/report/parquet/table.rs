@@ -8,7 +8,6 @@ use ::parquet::basic::Compression;
 use ::parquet::column::reader::get_typed_column_reader;
 use ::parquet::data_type::DataType;
 use ::parquet::errors::ParquetError;
-use ::parquet::file::metadata::RowGroupMetaData;
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::file::writer::SerializedFileWriter;
@@ -17,6 +16,7 @@ use ::parquet::schema::types::Type;
 use super::super::disk::write_atomic;
 use super::super::ReportError;
 use super::column::{Cell, Column, EMPTY, NULL};
+use super::guard::guarded;
 
 /// Writes the columns as one row group, atomically.
 pub(super) fn write(path: &Path, columns: Vec<Column>) -> Result<(), ReportError> {
@@ -59,25 +59,9 @@ struct Stored<T> {
 impl Table {
     pub(super) fn open(path: &Path) -> Result<Self, ReportError> {
         let file = File::open(path).map_err(ReportError::io("read", path))?;
-        let reader = SerializedFileReader::new(file)
+        let reader = guarded(|| SerializedFileReader::new(file))
             .map_err(|source| ReportError::ReadParquet { path: path.to_owned(), source })?;
-        let table = Self { path: path.to_owned(), reader };
-        table.check_places()?;
-        Ok(table)
-    }
-
-    /// Parquet's crate trusts a footer's numbers, and panics at some that cannot be.
-    fn check_places(&self) -> Result<(), ReportError> {
-        let chunks = self.reader.metadata().row_groups().iter().flat_map(RowGroupMetaData::columns);
-        for chunk in chunks {
-            let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
-            let numbers = [start, chunk.data_page_offset(), chunk.compressed_size()];
-            if numbers.iter().any(|number| *number < 0) {
-                let name = chunk.column_path().string();
-                return Err(self.bad(&name, "is stored at a negative place"));
-            }
-        }
-        Ok(())
+        Ok(Self { path: path.to_owned(), reader })
     }
 
     /// As many empty rows as the file has, for the functions below to fill. They are counted in a
@@ -207,7 +191,7 @@ impl Table {
         }
         let (mut values, mut defined, mut repeated) = (Vec::new(), Vec::new(), Vec::new());
         for group in 0..self.reader.num_row_groups() {
-            let mut read = || {
+            let read = || {
                 let group = self.reader.get_row_group(group)?;
                 let mut rows_left = usize::try_from(group.metadata().num_rows())?;
                 let column = group.get_column_reader(index)?;
@@ -226,7 +210,7 @@ impl Table {
                 }
                 Ok(())
             };
-            read()
+            guarded(read)
                 .map_err(|source| ReportError::ReadParquet { path: self.path.clone(), source })?;
         }
         let cells = values.into_iter().map(T::from_parquet).collect::<Result<_, _>>();
