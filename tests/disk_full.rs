@@ -63,8 +63,8 @@ impl Drop for Disk {
     }
 }
 
-/// Runs a command on disks of so many free pages until one is large enough. `readable` looks at what
-/// each failure leaves. Returns the names of the files that did not fit.
+/// Runs a command on disks of so many free pages until one is large enough. `readable` looks at
+/// what each failure leaves. Returns the names of the files that did not fit.
 fn check(
     pages: impl IntoIterator<Item = u64>,
     args: &[&str],

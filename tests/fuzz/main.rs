@@ -73,10 +73,9 @@ impl Campaign {
         fs::remove_file(&kept).expect("removed");
         assert!(accepted < inputs, "{reader}: no mutation is ever refused");
         if self.seconds.is_some() {
+            let counts = format!("{inputs} inputs, {accepted} accepted");
             let (seed, slowest_ms) = (self.seed, slowest.as_millis());
-            let line = format!(
-                "{reader}: seed {seed}, {inputs} inputs, {accepted} accepted, slowest {slowest_ms} ms"
-            );
+            let line = format!("{reader}: seed {seed}, {counts}, slowest {slowest_ms} ms");
             writeln!(std::io::stderr(), "{line}").expect("stderr");
         }
     }
@@ -203,7 +202,7 @@ fn json_lines() {
         let corpus = [1, 3].map(|count| lines(count).collect::<String>().into_bytes());
         part.run(reader, &Corpus::text(corpus.to_vec()), |bytes| {
             fs::write(&file, bytes).expect("written");
-            audited(&[file.clone()])
+            audited(std::slice::from_ref(&file))
         });
     }
     let run = Run::small(&[]);

@@ -1,4 +1,5 @@
 //! Mutations of valid files: what damage, and what carelessness, makes of them.
+#![allow(clippy::ptr_arg)] // One type for all, also for those that leave the length alone.
 
 use gapscope::base::Stream;
 
