@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gapscope::base::{BlockId, Stream};
 use gapscope::config::Dtype;
+use gapscope::ops::array::Device;
 use gapscope::ops::cuda::{Gpu, Spans};
 use gapscope::ops::pages::{cuda, Pages};
 use gapscope::ops::round::slice_to_dtype;
@@ -62,7 +63,7 @@ pub fn filled(
     page_bytes: u64,
     dtype: Dtype,
 ) -> (Pages, cuda::Pages) {
-    let mut host = Pages::new(buffers, num_blocks, page_bytes);
+    let mut host = Pages::new(&Device::Cpu, buffers, num_blocks, page_bytes);
     let device = cuda::Pages::new(gpu, buffers, num_blocks, page_bytes);
     let mut device = device.expect("the device has room for a test's pages");
     let bytes = page_bytes * u64::from(num_blocks);

@@ -53,7 +53,10 @@ impl Tiny {
         let plan = Plan::new(config(tied));
         let (mut tensors, mut units) = (BTreeMap::new(), random_weights(&plan, 4));
         for (spec, flat) in plan.units.iter().zip(&mut units) {
-            for (tensor, values) in spec.tensors.iter().zip(spec.parts_mut(flat)) {
+            let mut rest = flat.as_mut_slice();
+            for tensor in &spec.tensors {
+                let (values, after) = std::mem::take(&mut rest).split_at_mut(tensor.len());
+                rest = after;
                 let name = theirs(&tensor.name);
                 let kind = KINDS.iter().find(|(end, _)| name.ends_with(end)).expect("a kind").1;
                 let rows = interleaved(&plan, tensor, values);
