@@ -8,7 +8,7 @@ use super::simd::{exp, ln, sum_by, vectorized};
 use crate::base::TokenId;
 
 /// Vocabulary entries of one tile.
-const TILE: usize = 1024;
+pub(super) const TILE: usize = 1024;
 
 /// A row's maximum and the logarithm of Σ exp(x - max): log p(i) = (x_i - max) - log_sum.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,8 +5,8 @@
 //! [`Sampler::log_prob`].
 
 use super::array::Array;
-use super::log_softmax::Normaliser;
-use super::simd::{exp, vectorized};
+use super::log_softmax::{Normaliser, TILE};
+use super::simd::{exp, vectorized, LANES};
 use crate::base::{Contract, LogProb, TokenId};
 
 /// A prefix whose mass is within this of top-p has reached it, so that probabilities which add up
@@ -89,26 +89,68 @@ pub fn argmax(logits_v: &[f32]) -> TokenId {
     TokenId::new(best.0 as u32)
 }
 
+/// e^(x - max), what an entry weighs.
+#[inline(always)]
+fn mass(x: f32, max: f32) -> f64 {
+    f64::from(exp(x - max))
+}
+
+/// Sum of one tile's masses: [`LANES`] lanes, folded in halves, as `simd::sum_by` has them in f32.
+fn tile_mass(tile: &[f32], max: f32) -> f64 {
+    vectorized(
+        #[inline(always)]
+        || {
+            let mut lanes = [0.0; LANES];
+            for chunk in tile.chunks(LANES) {
+                lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane += mass(x, max));
+            }
+            let mut width = LANES / 2;
+            while width > 0 {
+                for lane in 0..width {
+                    lanes[lane] += lanes[lane + width];
+                }
+                width /= 2;
+            }
+            lanes[0]
+        },
+    )
+}
+
 /// The token at `noise` in [0, 1) of the cumulative distribution of processed logits, ids
-/// ascending, f64 sums. With a NaN among them it is the last token that has any mass.
+/// ascending: first the tile of the vocabulary, then the token within it, in f64 sums of one order.
+/// With a NaN among them it is the last token that has any mass.
 #[must_use]
 pub fn draw(processed_v: &[f32], noise: f64) -> TokenId {
+    assert!((0.0..1.0).contains(&noise), "noise of {noise} is not in [0, 1)");
     let max = maximum(processed_v);
-    let mass = |x: f32| f64::from(exp(x - max));
-    let target = noise * processed_v.iter().map(|&x| mass(x)).sum::<f64>();
-    let (mut sum, mut last) = (0.0, None);
-    for (i, &x) in processed_v.iter().enumerate() {
-        let p = mass(x);
+    let tiles = || processed_v.chunks(TILE).map(|tile| tile_mass(tile, max));
+    let target = noise * tiles().fold(0.0, |sum, tile| sum + tile);
+    if target.is_nan() {
+        let last = processed_v.iter().rposition(|&x| mass(x, max) > 0.0);
+        // No mass at all (NaN or -inf everywhere) is the caller's finding, not a crash.
+        return last.map_or_else(|| argmax(processed_v), |i| TokenId::new(i as u32));
+    }
+    let (mut sum, mut start) = (0.0, 0);
+    for tile in tiles() {
+        // The last of these sums is the total, which is more than the target.
+        if sum + tile > target {
+            break;
+        }
+        sum += tile;
+        start += TILE;
+    }
+    let mut last = start;
+    for (i, &x) in processed_v.iter().enumerate().skip(start).take(TILE) {
+        let p = mass(x, max);
         if p > 0.0 {
-            last = Some(i);
+            last = i;
             sum += p;
             if sum > target {
                 break;
             }
         }
     }
-    // No mass at all (NaN or -inf everywhere) is the caller's finding, not a crash.
-    last.map_or_else(|| argmax(processed_v), |i| TokenId::new(i as u32))
+    TokenId::new(last as u32)
 }
 
 /// Scores and draws with one scratch row, so that nothing is allocated a token.
@@ -287,6 +329,24 @@ mod tests {
         assert_eq!(draw(&row, 0.0), TokenId::new(0));
         assert_eq!(draw(&row, 1.0 - 1e-16), TokenId::new(3));
         assert_eq!(draw(&[f32::NEG_INFINITY, 0.0], 0.0), TokenId::new(1));
+    }
+
+    /// Every token of equal mass has its own interval, over tiles and their remainders.
+    #[test]
+    fn a_draw_finds_the_token_whose_interval_holds_the_noise() {
+        for vocab in [1, 17, 1023, 1024, 1025, 3000] {
+            let row = vec![0.5; vocab];
+            for token in 0..vocab {
+                let middle = (token as f64 + 0.5) / vocab as f64;
+                assert_eq!(draw(&row, middle).index(), token, "of {vocab}");
+            }
+        }
+        // Nothing outside the second tile weighs anything.
+        let mut row = vec![f32::NEG_INFINITY; 3000];
+        (row[1500], row[1501]) = (1.0, 1.0);
+        for (noise, want) in [(0.0, 1500), (0.49, 1500), (0.5, 1501), (0.99, 1501)] {
+            assert_eq!(draw(&row, noise).index(), want, "{noise}");
+        }
     }
 
     #[test]
