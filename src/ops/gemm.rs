@@ -4,6 +4,9 @@
 //!
 //! Shape letters: M rows of activations, N outputs, K inner.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 mod projection;
 
 pub use projection::Projection;

@@ -3,6 +3,9 @@
 //!
 //! Callers bound memory by chunks of rows; a row is never cut.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use super::array::Array;
 use super::simd::{exp, ln, sum_by, vectorized};
 use crate::base::TokenId;

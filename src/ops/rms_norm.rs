@@ -3,6 +3,9 @@
 //!
 //! Shape letters: T rows, H width. Order: the lanes of `simd::sum_by` over one row.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use super::array::{Array, SliceMut};
 use super::round::to_dtype;
 use super::simd::{sum_by, vectorized};

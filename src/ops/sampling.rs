@@ -4,6 +4,9 @@
 //! changes a log-probability: both sides score through
 //! [`Sampler::log_prob`].
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use super::array::Array;
 use super::log_softmax::{Normaliser, TILE};
 use super::simd::{exp, vectorized, LANES};

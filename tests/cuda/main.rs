@@ -5,9 +5,12 @@
 
 mod attention;
 mod conv;
+mod gemm;
 mod pages;
+mod rms_norm;
 mod scan;
 mod sequences;
+mod softmax;
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,5 +1,6 @@
 //! What can be wrong with a device, in words that say what to do.
 
+use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::DriverError;
 
 /// A device that is missing, does not suit, or has failed.
@@ -32,6 +33,16 @@ pub enum DeviceError {
     OutOfMemory { asked: u64, free: u64 },
     #[error("{what} failed on the device: {source:?}")]
     Call { what: String, source: DriverError },
+    #[error(
+        "CUDA needs cuBLASLt (libcublasLt.so.13), which the loader does not find: install it, put \
+         its folder in LD_LIBRARY_PATH, or set engine.device = \"cpu\""
+    )]
+    NoLibrary,
+    #[error(
+        "cuBLASLt cannot be used ({source:?}): free device memory, install libcublasLt of CUDA 13, or set \
+         engine.device = \"cpu\""
+    )]
+    Library { source: CublasError },
 }
 
 /// Ends the work where the device fails within an operation: unwinds with a [`DeviceError`].
@@ -44,5 +55,11 @@ impl<T> OrFail<T> for Result<T, DriverError> {
         self.unwrap_or_else(|source| {
             std::panic::panic_any(DeviceError::Call { what: what.to_owned(), source })
         })
+    }
+}
+
+impl<T> OrFail<T> for Result<T, CublasError> {
+    fn or_fail(self, _: &str) -> T {
+        self.unwrap_or_else(|source| std::panic::panic_any(DeviceError::Library { source }))
     }
 }

@@ -11,6 +11,7 @@ use cudarc::nvrtc::Ptx;
 
 use super::kernels::{Kernel, FILES};
 use super::{DeviceError, OrFail};
+use crate::ops::gemm::cuda::Library;
 
 /// The CUDA version that the bindings are of, as the driver counts: 1000 · major + 10 · minor.
 const CUDA_VERSION: i32 = 13_000;
@@ -24,6 +25,7 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     functions: Vec<CudaFunction>,
     dynamic_shared_bytes: u64,
+    library: Library,
 }
 
 impl fmt::Debug for Gpu {
@@ -59,7 +61,8 @@ impl Gpu {
         let shared = context.attribute(optin).map_err(call("asking for its shared memory"))?;
         let functions = load(&context)?;
         let dynamic_shared_bytes = (shared as u64).saturating_sub(STATIC_SHARED_BYTES);
-        Ok(Arc::new(Self { stream, functions, dynamic_shared_bytes }))
+        let library = Library::open(&stream).map_err(|source| DeviceError::Library { source })?;
+        Ok(Arc::new(Self { stream, functions, dynamic_shared_bytes, library }))
     }
 
     #[must_use]
@@ -70,6 +73,12 @@ impl Gpu {
     #[must_use]
     pub fn function(&self, kernel: Kernel) -> &CudaFunction {
         &self.functions[kernel as usize]
+    }
+
+    /// cuBLASLt, for the bf16 products.
+    #[must_use]
+    pub fn library(&self) -> &Library {
+        &self.library
     }
 
     /// Memory whose contents are whatever was there: the caller writes before anyone reads.

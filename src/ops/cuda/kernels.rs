@@ -26,4 +26,10 @@ kernels! {
         scan_sum_rows scan_backward_weights;
     "attention": attention_store_f32 attention_store_bf16 attention_paged_f32 attention_paged_bf16
         attention_own attention_backward_query attention_backward_key;
+    "gemm": gemm_forward_f32 gemm_finish gemm_input_gradient_f32 gemm_input_gradient_bf16
+        gemm_weight_gradient gemm_bias_gradient;
+    "gemm_mma": gemm_forward_mma gemm_to_bf16;
+    "rms_norm": rms_norm_forward rms_norm_backward_x rms_norm_backward_w;
+    "log_softmax": log_softmax_forward log_softmax_backward;
+    "sampling": sample_rows;
 }

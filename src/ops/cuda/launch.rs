@@ -3,10 +3,11 @@
 /// `launch!(gpu, Kernel::name, (grid x, grid y), threads, shared bytes; arguments…)` on the device's
 /// stream. Arguments are references to views, slices or plain numbers, in the kernel's order.
 macro_rules! launch {
-    ($gpu:expr, $kernel:expr, ($x:expr, $y:expr), $threads:expr, $shared:expr; $($arg:expr),* $(,)?) => {{
+    ($gpu:expr, $kernel:expr, $grid:expr, $threads:expr, $shared:expr; $($arg:expr),* $(,)?) => {{
         use cudarc::driver::PushKernelArg;
+        let (x, y): (u32, u32) = $grid;
         let config = cudarc::driver::LaunchConfig {
-            grid_dim: ($x, $y, 1),
+            grid_dim: (x, y, 1),
             block_dim: ($threads, 1, 1),
             shared_mem_bytes: $shared,
         };

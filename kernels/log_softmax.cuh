@@ -1,0 +1,108 @@
+// The normaliser of one row of logits: exact maximum, then the sum of exp(x - max) in 1,024-wide
+// vocabulary tiles, 16 lanes within a tile, tiles ascending, in f32.
+//
+// A block works on one row. Logits are divided by a temperature as they are read; dividing by 1
+// changes no bit. Shape letter: V vocabulary.
+#pragma once
+#include "lanes.cuh"
+
+constexpr int TILE = 1024;
+
+struct Row {
+    const float* logits_v;
+    uint64_t vocab;
+    float temperature;
+    __device__ float operator[](uint64_t i) const {
+        return __fdiv_rn(logits_v[i], temperature);
+    }
+};
+
+// Sum over the tiles of one row of the tile's 16-lane sum of exp(x - max), tiles ascending; the
+// same in f32 and f64. `tiles` has a place for every tile and keeps their sums; every thread gets
+// the total.
+template <typename T>
+__device__ T tiled_mass(const Row& row, float max, T* tiles) {
+    uint64_t count = (row.vocab + TILE - 1) / TILE;
+    uint64_t half = threadIdx.x / LANES;
+    uint64_t halves = blockDim.x / LANES;
+    // Both halves of a warp go round equally often, because the fold needs the whole warp.
+    for (uint64_t first = 0; first < count; first += halves) {
+        uint64_t tile = first + half;
+        T lane = 0;
+        if (tile < count) {
+            uint64_t end = min(row.vocab, (tile + 1) * TILE);
+            for (uint64_t i = tile * TILE + threadIdx.x % LANES; i < end; i += LANES) {
+                lane = lane + (T)exp_f32(row[i] - max);
+            }
+        }
+        lane = fold_lanes(lane);
+        if (tile < count && threadIdx.x % LANES == 0) {
+            tiles[tile] = lane;
+        }
+    }
+    __syncthreads();
+    __shared__ T total;
+    if (threadIdx.x == 0) {
+        T sum = 0;
+        for (uint64_t tile = 0; tile < count; tile++) {
+            sum = sum + tiles[tile];
+        }
+        total = sum;
+    }
+    __syncthreads();
+    T sum = total;
+    __syncthreads();
+    return sum;
+}
+
+// The largest logit of a row, NaN ignored, and the lowest index that has it (0 where every logit is
+// NaN or -inf); every thread gets both.
+struct Best {
+    float value;
+    uint64_t index;
+};
+
+__device__ __forceinline__ Best better(Best a, Best b) {
+    bool second = b.value > a.value || (b.value == a.value && b.index < a.index);
+    return second ? b : a;
+}
+
+__device__ inline Best row_best(const Row& row) {
+    __shared__ Best warps[32];
+    Best best = {-INFINITY, 0};
+    for (uint64_t i = threadIdx.x; i < row.vocab; i += blockDim.x) {
+        float x = row[i];
+        if (x > best.value) {
+            best = {x, i};
+        }
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        Best other;
+        other.value = __shfl_xor_sync(0xffffffffu, best.value, step);
+        other.index = __shfl_xor_sync(0xffffffffu, (unsigned long long)best.index, step);
+        best = better(best, other);
+    }
+    if (threadIdx.x % 32 == 0) {
+        warps[threadIdx.x / 32] = best;
+    }
+    __syncthreads();
+    best = warps[0];
+    for (int warp = 1; warp < blockDim.x / 32; warp++) {
+        best = better(best, warps[warp]);
+    }
+    __syncthreads();
+    return best;
+}
+
+// log p(i) = (x_i - max) - log_sum.
+struct Normaliser {
+    float max;
+    float log_sum;
+    __device__ float log_prob(float x) const { return (x - max) - log_sum; }
+};
+
+__device__ inline Normaliser normalise(const Row& row, float max, float* tiles) {
+    float sum = tiled_mass<float>(row, max, tiles);
+    // The sum is at least 1 unless a NaN or an infinity went in.
+    return {max, isfinite(sum) ? ln_f32(sum) : NAN};
+}

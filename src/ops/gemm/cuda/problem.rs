@@ -1,0 +1,247 @@
+//! One product as cuBLASLt describes it, and the algorithms that it offers for it.
+
+use std::ffi::c_void;
+use std::mem::size_of;
+use std::ptr::null_mut;
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::Shape;
+
+/// Bytes that every pointer given to the library is a multiple of.
+pub(super) const ALIGNMENT: u64 = 16;
+/// Answers asked of the heuristic; it never gives more.
+const ANSWERS: usize = 8;
+/// `CUBLAS_OP_T`, which is of cuBLAS's bindings and not of cuBLASLt's.
+const TRANSPOSED: i32 = 1;
+
+use sys::cublasLtMatmulAlgoConfigAttributes_t as Config;
+
+/// y[M, N] = x[M, K] · w[N, K]ᵀ from bf16 to f32. In the library's columns first: the transpose of
+/// w is [N, K], x is [K, M] and y is [N, M], so that every number of rows is a number of columns.
+#[derive(Debug)]
+pub(super) struct Problem {
+    description: sys::cublasLtMatmulDesc_t,
+    w: sys::cublasLtMatrixLayout_t,
+    x: sys::cublasLtMatrixLayout_t,
+    y: sys::cublasLtMatrixLayout_t,
+}
+
+/// Device addresses of a product's three matrices, and of memory that the library may write to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addresses {
+    pub x: CUdeviceptr,
+    pub w: CUdeviceptr,
+    pub y: CUdeviceptr,
+    pub workspace: CUdeviceptr,
+    pub workspace_bytes: usize,
+}
+
+/// An algorithm with all of its settings.
+pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
+
+impl Problem {
+    pub fn new(shape: Shape) -> Result<Self, CublasError> {
+        use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
+        let Shape { m, n, k } = shape;
+        let mut problem =
+            Self { description: null_mut(), w: null_mut(), x: null_mut(), y: null_mut() };
+        problem.description =
+            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
+        let turned = TRANSPOSED;
+        // SAFETY: the description was just made, and the attribute is a 32-bit number.
+        unsafe {
+            result::set_matmul_desc_attribute(
+                problem.description,
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+                (&raw const turned).cast(),
+                size_of::<i32>(),
+            )?;
+        }
+        problem.w = result::create_matrix_layout(CUDA_R_16BF, k, n, k as i64)?;
+        problem.x = result::create_matrix_layout(CUDA_R_16BF, k, m, k as i64)?;
+        problem.y = result::create_matrix_layout(CUDA_R_32F, n, m, n as i64)?;
+        Ok(problem)
+    }
+
+    /// What the heuristic offers, best first, within so much workspace.
+    pub fn offers(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        workspace_bytes: usize,
+    ) -> Result<Vec<Algorithm>, CublasError> {
+        let preference = Preference::new(workspace_bytes)?;
+        // SAFETY: plain numbers, for which zeros are a value.
+        let mut answers: [sys::cublasLtMatmulHeuristicResult_t; ANSWERS] =
+            unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        // SAFETY: every handle is alive, and there is room for as many answers as are asked for.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                handle,
+                self.description,
+                self.w,
+                self.x,
+                self.y,
+                self.y,
+                preference.0,
+                ANSWERS as i32,
+                answers.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        // No answer at all is one more reason for our own kernel.
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(Vec::new());
+        }
+        status.result()?;
+        let answers = &answers[..count.max(0) as usize];
+        let fine = sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
+        Ok(answers.iter().filter(|answer| answer.state == fine).map(|answer| answer.algo).collect())
+    }
+
+    /// Whether the library runs this algorithm here within so much workspace.
+    pub fn admits(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        algorithm: &Algorithm,
+        workspace_bytes: usize,
+    ) -> bool {
+        // SAFETY: plain numbers, for which zeros are a value.
+        let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: every handle is alive; the call writes one answer.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                handle,
+                self.description,
+                self.w,
+                self.x,
+                self.y,
+                self.y,
+                algorithm,
+                &mut answer,
+            )
+        };
+        status.result().is_ok() && answer.workspaceSize <= workspace_bytes
+    }
+
+    /// Enqueues the product.
+    ///
+    /// # Safety
+    /// The addresses hold matrices of this problem's shape, aligned, in the stream's context.
+    pub unsafe fn run(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        algorithm: &Algorithm,
+        at: Addresses,
+        stream: sys::cudaStream_t,
+    ) -> Result<(), CublasError> {
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let pointer = |address: CUdeviceptr| address as *mut c_void;
+        // SAFETY: the caller's promise; the scalars are read before the call returns.
+        unsafe {
+            result::matmul(
+                handle,
+                self.description,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                pointer(at.w),
+                self.w,
+                pointer(at.x),
+                self.x,
+                pointer(at.y),
+                self.y,
+                pointer(at.y),
+                self.y,
+                algorithm,
+                pointer(at.workspace),
+                at.workspace_bytes,
+                stream,
+            )
+        }
+    }
+}
+
+impl Drop for Problem {
+    fn drop(&mut self) {
+        for layout in [self.w, self.x, self.y].into_iter().filter(|layout| !layout.is_null()) {
+            // SAFETY: made by `new` and destroyed only here. A failure would leak some bytes.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+        }
+        if !self.description.is_null() {
+            // SAFETY: as above.
+            let _ = unsafe { result::destroy_matmul_desc(self.description) };
+        }
+    }
+}
+
+/// What the heuristic is told beside the problem.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(workspace_bytes: usize) -> Result<Self, CublasError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = Self(result::create_matmul_pref()?);
+        let workspace = workspace_bytes as u64;
+        let alignment = ALIGNMENT as u32;
+        let aligned: (*const c_void, usize) = ((&raw const alignment).cast(), size_of::<u32>());
+        for (attribute, (value, bytes)) in [
+            (
+                Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                ((&raw const workspace).cast(), size_of::<u64>()),
+            ),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, aligned),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, aligned),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, aligned),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, aligned),
+        ] {
+            // SAFETY: the preference is alive, and each value has its attribute's size.
+            unsafe { result::set_matmul_pref_attribute(preference.0, attribute, value, bytes)? };
+        }
+        Ok(preference)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made by `new` and destroyed only here.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// The family of kernels that an algorithm belongs to.
+pub(super) fn family(algorithm: &Algorithm) -> Result<i32, CublasError> {
+    let (mut id, mut written) = (0_i32, 0);
+    // SAFETY: the attribute is a 32-bit number, and so is where it goes.
+    let status = unsafe {
+        sys::cublasLtMatmulAlgoConfigGetAttribute(
+            algorithm,
+            Config::CUBLASLT_ALGO_CONFIG_ID,
+            (&raw mut id).cast(),
+            size_of::<i32>(),
+            &mut written,
+        )
+    };
+    status.result().map(|()| id)
+}
+
+/// The same algorithm with all of K in one accumulator.
+pub(super) fn unsplit(mut algorithm: Algorithm) -> Result<Algorithm, CublasError> {
+    let set = |algorithm: &mut Algorithm, attribute, value: u32| {
+        // SAFETY: both attributes are 32-bit numbers.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoConfigSetAttribute(
+                algorithm,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<u32>(),
+            )
+        };
+        status.result()
+    };
+    set(&mut algorithm, Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1)?;
+    set(&mut algorithm, Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 0)?;
+    Ok(algorithm)
+}
