@@ -39,8 +39,8 @@ pub enum DeviceError {
     )]
     NoLibrary,
     #[error(
-        "cuBLASLt cannot be used ({source:?}): free device memory, install libcublasLt of CUDA 13, or set \
-         engine.device = \"cpu\""
+        "cuBLASLt cannot be used ({source:?}): free device memory, install libcublasLt of CUDA 13, \
+         or set engine.device = \"cpu\""
     )]
     Library { source: CublasError },
 }

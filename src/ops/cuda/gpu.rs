@@ -150,8 +150,8 @@ fn check_driver() -> Result<(), DeviceError> {
     result::init().map_err(call("starting the driver"))
 }
 
-/// Freed memory stays with the device's pool, so that a step which allocates what the last one freed
-/// asks nobody.
+/// Freed memory stays with the device's pool, so that a step which allocates what the last one
+/// freed asks nobody.
 fn keep_freed_memory(context: &CudaContext) -> Result<(), DeviceError> {
     let mut threshold = u64::MAX;
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
@@ -164,7 +164,7 @@ fn keep_freed_memory(context: &CudaContext) -> Result<(), DeviceError> {
     }
 }
 
-/// Every kernel, in the order of [`Kernel`]: one that is missing is seen here and not at its launch.
+/// Every kernel, in the order of [`Kernel`]: one that is missing is seen here, not at its launch.
 fn load(context: &Arc<CudaContext>) -> Result<Vec<CudaFunction>, DeviceError> {
     let mut functions = Vec::new();
     for (binary, names) in FILES {

@@ -1,7 +1,8 @@
 //! One line a launch.
 
-/// `launch!(gpu, Kernel::name, (grid x, grid y), threads, shared bytes; arguments…)` on the device's
-/// stream. Arguments are references to views, slices or plain numbers, in the kernel's order.
+/// `launch!(gpu, Kernel::name, (grid x, grid y), threads, shared bytes; arguments…)` on the
+/// device's stream. Arguments are references to views, slices or plain numbers, in the kernel's
+/// order.
 macro_rules! launch {
     ($gpu:expr, $kernel:expr, $grid:expr, $threads:expr, $shared:expr; $($arg:expr),* $(,)?) => {{
         use cudarc::driver::PushKernelArg;
