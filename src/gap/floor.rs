@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::pair::{PairedToken, Pairs};
+use super::pair::{PairedToken, Pairs, Sequence};
 use crate::base::{float, BlockId, RequestId};
 
 /// Whether the largest |d| is over the floor or a log-probability is not finite.
@@ -30,19 +30,22 @@ pub struct WorstToken {
 /// before all others, equal ones stay in record order.
 #[must_use]
 pub fn worst(pairs: &Pairs, n: usize) -> Vec<WorstToken> {
-    let mut worst: Vec<WorstToken> = Vec::new();
-    for sequence in &pairs.sequences {
-        for &paired in &sequence.tokens {
-            let gap = paired.gap();
-            let at = worst.partition_point(|token| token.gap.total_cmp(&gap).is_ge());
-            if at < n {
-                let (request, slot) = (sequence.request, sequence.slot);
-                worst.insert(at, WorstToken { request, slot, paired, gap });
-                worst.truncate(n);
-            }
+    let mut worst = Vec::new();
+    pairs.sequences.iter().for_each(|sequence| take_worst(&mut worst, n, sequence));
+    worst
+}
+
+/// Adds the next sequence's tokens to the `n` worst of those before it.
+pub(super) fn take_worst(worst: &mut Vec<WorstToken>, n: usize, sequence: &Sequence) {
+    for &paired in &sequence.tokens {
+        let gap = paired.gap();
+        let at = worst.partition_point(|token| token.gap.total_cmp(&gap).is_ge());
+        if at < n {
+            let (request, slot) = (sequence.request, sequence.slot);
+            worst.insert(at, WorstToken { request, slot, paired, gap });
+            worst.truncate(n);
         }
     }
-    worst
 }
 
 #[cfg(test)]

@@ -1,27 +1,90 @@
 //! The measures of one step, token by token: what each is called and means stands in the table's
 //! texts.
 
-use super::pair::{PairedToken, Pairs};
+use super::floor::WorstToken;
+use super::pair::{Legs, Pairs, Sequence};
+use super::place::{LagScore, Places};
+use super::sequences::Sequences;
+use super::stats::{self, Values as Column};
 use super::table::{Metric, Table, Values};
-use super::{floor, place, sequences, stats};
 use crate::rollout::Rollout;
 
 /// Every measure of one comparison. `floor` is the largest |d| that healthy arithmetic explains, in
 /// nats.
 #[must_use]
 pub fn measures(pairs: &Pairs, floor: f64) -> Table {
-    let tokens = Tokens::of(pairs);
-    let values = [
-        counts(pairs, floor),
-        differences(&tokens),
-        divergences(&tokens),
-        ratios(&tokens),
-        probabilities(tokens),
-        exactness(pairs),
-        sequences::values(pairs),
-        place::values(pairs, floor),
-    ];
-    Table::new(pairs.legs, values.concat())
+    let mut gauge = Gauge::new(pairs.legs, floor);
+    pairs.sequences.iter().for_each(|sequence| gauge.add(sequence));
+    gauge.table()
+}
+
+/// Measures a step whose sequences come one at a time: of a compared token it keeps both
+/// log-probabilities, 8 bytes, because quantiles and deviations need all of them.
+#[derive(Clone, Debug)]
+pub struct Gauge {
+    legs: Legs,
+    floor: f64,
+    counts: Counts,
+    tokens: Tokens,
+    sequences: Sequences,
+    places: Places,
+}
+
+impl Gauge {
+    /// Of no sequence yet. `floor` is the largest |d| that healthy arithmetic explains, nats.
+    #[must_use]
+    pub fn new(legs: Legs, floor: f64) -> Self {
+        assert!(floor >= 0.0 && floor.is_finite(), "a floor of {floor} nats is no floor");
+        Self {
+            legs,
+            floor,
+            counts: Counts::default(),
+            tokens: Tokens::default(),
+            sequences: Sequences::default(),
+            places: Places::default(),
+        }
+    }
+
+    pub fn add(&mut self, sequence: &Sequence) {
+        self.counts.add(sequence, self.floor);
+        self.tokens.add(sequence);
+        self.sequences.add(sequence);
+        self.places.add(sequence, self.floor);
+    }
+
+    #[must_use]
+    pub fn table(&self) -> Table {
+        let values = [
+            self.counts.values(self.sequences.len()),
+            differences(&self.tokens),
+            divergences(&self.tokens),
+            ratios(&self.tokens),
+            probabilities(&self.tokens),
+            self.counts.exactness(),
+            self.sequences.values(),
+            self.places.values(self.floor),
+        ];
+        Table::new(self.legs, values.concat())
+    }
+
+    /// As [`super::shift`], of every sequence and with no floor: a shift explains what is under one
+    /// too.
+    #[must_use]
+    pub fn shift(&self) -> Option<LagScore> {
+        self.places.lags.shift(0.0)
+    }
+
+    /// As [`super::shift`], of the sequences over the floor.
+    #[must_use]
+    pub fn shift_of_bad(&self) -> Option<LagScore> {
+        self.places.lags_of_bad.shift(self.floor)
+    }
+
+    /// As [`super::worst`], at most [`super::WORST_KEPT`].
+    #[must_use]
+    pub fn worst(&self) -> &[WorstToken] {
+        &self.places.worst
+    }
 }
 
 /// What the engine said of its own samples, whatever the other legs say: finite values under the
@@ -42,68 +105,107 @@ pub fn rollout_measures(rollouts: &[Rollout]) -> Vec<Metric> {
     ]
 }
 
-/// The compared tokens as columns.
-struct Tokens {
-    infer: Vec<f64>,
-    train: Vec<f64>,
-    d: Vec<f64>,
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    finite: u64,
+    nonfinite: u64,
+    nonfinite_infer: u64,
+    nonfinite_train: u64,
+    missing: u64,
+    spike: bool,
+    bitwise_equal: u64,
+    ulps_max: Option<u32>,
 }
 
-impl Tokens {
-    fn of(pairs: &Pairs) -> Self {
-        let column = |value: fn(&PairedToken) -> f64| pairs.finite().map(value).collect();
-        Self {
-            infer: column(|token| f64::from(token.infer.get())),
-            train: column(|token| f64::from(token.train.get())),
-            d: column(PairedToken::d),
+impl Counts {
+    fn add(&mut self, sequence: &Sequence, floor: f64) {
+        self.missing += sequence.missing;
+        self.spike |= sequence.is_bad(floor);
+        for token in &sequence.tokens {
+            self.nonfinite_infer += u64::from(!token.infer.is_finite());
+            self.nonfinite_train += u64::from(!token.train.is_finite());
+            if token.is_finite() {
+                let ulps = stats::ulp_distance(token.infer.get(), token.train.get());
+                self.ulps_max = self.ulps_max.max(Some(ulps));
+                self.finite += 1;
+                self.bitwise_equal += u64::from(token.is_bitwise_equal());
+            } else {
+                self.nonfinite += 1;
+            }
         }
     }
 
-    fn mean_of_d(&self, term: impl Fn(f64) -> f64) -> Option<f64> {
-        stats::mean_of(self.d.iter().map(|&d| term(d)))
+    fn values(&self, n_seqs: usize) -> Values {
+        let count = |n: u64| Some(n as f64);
+        let compared = self.finite + self.nonfinite > 0;
+        vec![
+            ("n_tokens", count(self.finite)),
+            ("n_seqs", Some(n_seqs as f64)),
+            ("n_missing", count(self.missing)),
+            ("nonfinite", count(self.nonfinite)),
+            ("nonfinite_infer", count(self.nonfinite_infer)),
+            ("nonfinite_train", count(self.nonfinite_train)),
+            ("spike", compared.then_some(f64::from(u8::from(self.spike)))),
+        ]
+    }
+
+    fn exactness(&self) -> Values {
+        let equal = (self.finite > 0).then(|| self.bitwise_equal as f64 / self.finite as f64);
+        vec![("frac_bitwise_equal", equal), ("max_ulp_f32", self.ulps_max.map(f64::from))]
     }
 }
 
-fn counts(pairs: &Pairs, floor: f64) -> Values {
-    let tokens = |holds: fn(&PairedToken) -> bool| {
-        Some(pairs.tokens().filter(|token| holds(token)).count() as f64)
-    };
-    let n_seqs = pairs.sequences.iter().filter(|sequence| sequence.finite().next().is_some());
-    let missing: u64 = pairs.sequences.iter().map(|sequence| sequence.missing).sum();
-    let compared = pairs.tokens().next().is_some();
-    let spike = compared.then(|| f64::from(u8::from(floor::is_spike(pairs, floor))));
-    vec![
-        ("n_tokens", tokens(PairedToken::is_finite)),
-        ("n_seqs", Some(n_seqs.count() as f64)),
-        ("n_missing", Some(missing as f64)),
-        ("nonfinite", tokens(|token| !token.is_finite())),
-        ("nonfinite_infer", tokens(|token| !token.infer.is_finite())),
-        ("nonfinite_train", tokens(|token| !token.train.is_finite())),
-        ("spike", spike),
-    ]
+/// Both sides of the compared tokens, in record order.
+#[derive(Clone, Debug, Default)]
+struct Tokens {
+    infer: Vec<f32>,
+    train: Vec<f32>,
+}
+
+impl Tokens {
+    fn add(&mut self, sequence: &Sequence) {
+        self.infer.extend(sequence.finite().map(|token| token.infer.get()));
+        self.train.extend(sequence.finite().map(|token| token.train.get()));
+    }
+
+    fn infer(&self) -> impl Column + '_ {
+        self.infer.iter().map(|&nats| f64::from(nats))
+    }
+
+    fn train(&self) -> impl Column + '_ {
+        self.train.iter().map(|&nats| f64::from(nats))
+    }
+
+    fn both(&self) -> impl ExactSizeIterator<Item = (f64, f64)> + Clone + '_ {
+        self.infer().zip(self.train())
+    }
+
+    fn d(&self) -> impl Column + '_ {
+        self.both().map(|(infer, train)| train - infer)
+    }
+
+    fn mean_of_d(&self, term: impl Fn(f64) -> f64 + Clone) -> Option<f64> {
+        stats::mean_of(self.d().map(term))
+    }
 }
 
 fn differences(tokens: &Tokens) -> Values {
-    let mut abs: Vec<f64> = tokens.d.iter().map(|d| d.abs()).collect();
-    let low: Vec<f64> = std::iter::zip(&tokens.infer, &abs)
-        .filter(|(infer, _)| infer.exp() < 0.01)
-        .map(|(_, &abs)| abs)
-        .collect();
-    // Sums are in record order, so they come before the sort.
-    let (mean, std) = (stats::mean(&abs), stats::std(&abs));
-    abs.sort_unstable_by(f64::total_cmp);
-    let quantile = |q| stats::quantile(&abs, q);
-    let share_over = |bound| stats::fraction(&abs, |abs| abs > bound);
+    let abs = || tokens.d().map(f64::abs);
+    let low = tokens.both().filter(|(infer, _)| infer.exp() < 0.01);
+    let low =
+        low.fold((0.0, 0.0), |(sum, n), (infer, train)| (sum + (train - infer).abs(), n + 1.0));
+    let quantile = |q| stats::quantile_of(abs(), q);
+    let share_over = |bound| stats::fraction(abs(), |abs| abs > bound);
     vec![
-        ("logp_abs_diff_mean", mean),
-        ("logp_abs_diff_std", std),
-        ("logp_abs_diff_max", abs.last().copied()),
+        ("logp_abs_diff_mean", stats::mean_of(abs())),
+        ("logp_abs_diff_std", stats::std_of(abs())),
+        ("logp_abs_diff_max", abs().reduce(f64::max)),
         ("logp_abs_diff_p50", quantile(0.5)),
         ("logp_abs_diff_p95", quantile(0.95)),
         ("logp_abs_diff_p99", quantile(0.99)),
         ("logp_abs_diff_p999", quantile(0.999)),
-        ("logp_diff_mean", stats::mean(&tokens.d)),
-        ("lowp_abs_diff_mean", stats::mean(&low)),
+        ("logp_diff_mean", stats::mean_of(tokens.d())),
+        ("lowp_abs_diff_mean", (low.1 > 0.0).then(|| low.0 / low.1)),
         ("frac_abs_gt_1e-6", share_over(1e-6)),
         ("frac_abs_gt_1e-3", share_over(1e-3)),
         ("frac_abs_gt_1e-2", share_over(1e-2)),
@@ -115,12 +217,12 @@ fn differences(tokens: &Tokens) -> Values {
 /// KL estimators over samples of the infer side (Schulman, "Approximating KL Divergence"), and the
 /// k3 form of the Jensen-Shannon divergence.
 fn divergences(tokens: &Tokens) -> Values {
-    let k3: Vec<f64> = tokens.d.iter().map(|&d| d.exp_m1() - d).collect();
+    let k3 = || tokens.d().map(|d| d.exp_m1() - d);
     vec![
         ("k1", tokens.mean_of_d(|d| 0.0 - d)),
         ("k2", tokens.mean_of_d(|d| d * d / 2.0)),
-        ("k3_mean", stats::mean(&k3)),
-        ("k3_max", stats::max(&k3)),
+        ("k3_mean", stats::mean_of(k3())),
+        ("k3_max", k3().reduce(f64::max)),
         ("k3_rev_mean", tokens.mean_of_d(|d| (-d).exp_m1() + d)),
         ("js_mean", tokens.mean_of_d(js)),
     ]
@@ -144,8 +246,7 @@ fn js(d: f64) -> f64 {
 }
 
 fn ratios(tokens: &Tokens) -> Values {
-    let doubled: Vec<f64> = tokens.d.iter().map(|d| 2.0 * d).collect();
-    let (least, most) = (stats::min(&tokens.d), stats::max(&tokens.d));
+    let (least, most) = (tokens.d().reduce(f64::min), tokens.d().reduce(f64::max));
     let outside = |d: f64| d < 0.5_f64.ln() || d > 2.0_f64.ln();
     vec![
         ("token_mult_prob_error", tokens.mean_of_d(|d| d.abs().exp())),
@@ -154,46 +255,29 @@ fn ratios(tokens: &Tokens) -> Values {
         ("ratio_max", most.map(f64::exp)),
         ("log_ratio_min", least),
         ("log_ratio_max", most),
-        ("frac_ratio_out_0.5_2", stats::fraction(&tokens.d, outside)),
-        ("ess_token", stats::effective_share(&tokens.d)),
-        ("chi2_token", stats::log_mean_exp(&doubled).map(f64::exp_m1)),
+        ("frac_ratio_out_0.5_2", stats::fraction(tokens.d(), outside)),
+        ("ess_token", stats::effective_share(tokens.d())),
+        ("chi2_token", stats::log_mean_exp(tokens.d().map(|d| 2.0 * d)).map(f64::exp_m1)),
     ]
 }
 
-fn probabilities(tokens: Tokens) -> Values {
-    let Tokens { infer, train, .. } = tokens;
-    let logp_pearson = stats::pearson(&infer, &train);
-    let confident_wrong = std::iter::zip(&infer, &train)
-        .filter(|(&infer, &train)| is_confident_wrong(infer, train))
-        .count();
-    let confident_wrong = (!infer.is_empty()).then_some(confident_wrong as f64);
-    let exp = |logps: Vec<f64>| logps.into_iter().map(f64::exp).collect::<Vec<_>>();
-    let (infer, train) = (exp(infer), exp(train));
-    let abs: Vec<f64> =
-        infer.iter().zip(&train).map(|(infer, train)| (train - infer).abs()).collect();
+fn probabilities(tokens: &Tokens) -> Values {
+    let abs = || tokens.both().map(|(infer, train)| (train.exp() - infer.exp()).abs());
+    let (infer, train) = (tokens.infer().map(f64::exp), tokens.train().map(f64::exp));
+    let wrong = tokens.both().filter(|&(infer, train)| is_confident_wrong(infer, train)).count();
     vec![
-        ("prob_abs_diff_mean", stats::mean(&abs)),
-        ("prob_abs_diff_std", stats::std(&abs)),
-        ("prob_abs_diff_max", stats::max(&abs)),
-        ("prob_pearson", stats::pearson(&infer, &train)),
-        ("logp_pearson", logp_pearson),
-        ("confident_wrong", confident_wrong),
+        ("prob_abs_diff_mean", stats::mean_of(abs())),
+        ("prob_abs_diff_std", stats::std_of(abs())),
+        ("prob_abs_diff_max", abs().reduce(f64::max)),
+        ("prob_pearson", stats::pearson(infer, train)),
+        ("logp_pearson", stats::pearson(tokens.infer(), tokens.train())),
+        ("confident_wrong", (abs().len() > 0).then_some(wrong as f64)),
     ]
 }
 
 /// Of log-probabilities in nats: the infer side was sure, the train side would hardly sample it.
 pub(super) fn is_confident_wrong(infer: f64, train: f64) -> bool {
     infer > -0.1 && train < -5.0
-}
-
-fn exactness(pairs: &Pairs) -> Values {
-    let equal: Vec<f64> =
-        pairs.finite().map(|token| f64::from(u8::from(token.is_bitwise_equal()))).collect();
-    let ulps: Vec<f64> = pairs
-        .finite()
-        .map(|token| f64::from(stats::ulp_distance(token.infer.get(), token.train.get())))
-        .collect();
-    vec![("frac_bitwise_equal", stats::mean(&equal)), ("max_ulp_f32", stats::max(&ulps))]
 }
 
 #[cfg(test)]

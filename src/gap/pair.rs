@@ -1,5 +1,7 @@
 //! Two legs of the same rollouts, token beside token.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::base::{BlockId, CompletionIndex, LogProb, RequestId, TokenId};
@@ -211,6 +213,19 @@ impl Sequence {
         self.gap().is_some_and(|gap| gap > floor)
     }
 
+    /// Itself with no more of its tokens than a verdict asks for: the first that differs at all, the
+    /// first over the floor, and the worst.
+    #[must_use]
+    pub fn landmarks(&self, floor: f64) -> Self {
+        let gaps = || self.tokens.iter().map(PairedToken::gap);
+        let worst = self.gap();
+        let kept = [0.0, floor].map(|floor| gaps().position(|gap| gap > floor));
+        let kept = kept.into_iter().flatten().chain(gaps().position(|gap| Some(gap) == worst));
+        let kept: BTreeSet<usize> = kept.collect();
+        let tokens = kept.into_iter().map(|at| self.tokens[at]).collect();
+        Self { tokens, ..*self }
+    }
+
     /// The first token over the floor.
     #[must_use]
     pub fn first_bad(&self, floor: f64) -> Option<CompletionIndex> {
@@ -226,6 +241,11 @@ pub struct Pairs {
 }
 
 impl Pairs {
+    /// Sequences with a token over the floor.
+    pub fn bad(&self, floor: f64) -> impl Iterator<Item = &Sequence> {
+        self.sequences.iter().filter(move |sequence| sequence.is_bad(floor))
+    }
+
     /// Every paired token, finite or not.
     pub fn tokens(&self) -> impl Iterator<Item = &PairedToken> + Clone {
         self.sequences.iter().flat_map(|sequence| &sequence.tokens)
@@ -281,6 +301,25 @@ mod tests {
         assert_eq!(sequence.finite().count(), 2);
         assert_eq!(sequence.gap(), Some(f64::INFINITY));
         assert_eq!(sequence.first_bad(0.0), Some(CompletionIndex::new(1)));
+    }
+
+    #[test]
+    fn landmarks_keep_what_a_verdict_asks_for() {
+        for (trainer, floor, expected) in [
+            (&[-1.0, -1.5, -3.0, -1.25, -9.0, -2.0][..], 1.0, &[1, 2, 4][..]),
+            (&[-1.0, -2.0, -9.0, -9.0, -1.0, -1.0], 0.0, &[1, 2]),
+            (&[-1.0, -1.0, -1.0, -1.0, f32::NAN, f32::NAN], 0.5, &[4]),
+            (&[-1.0; 6], 0.0, &[0]),
+        ] {
+            let pairs = pair(&[rollout(0, &[-1.0; 6], trainer)], Legs::DecodeTrainer).unwrap();
+            let (whole, kept) = (&pairs.sequences[0], pairs.sequences[0].landmarks(floor));
+            let indices: Vec<u32> = kept.tokens.iter().map(|token| token.index.get()).collect();
+            assert_eq!(indices, expected);
+            for floor in [0.0, floor] {
+                assert_eq!(kept.first_bad(floor), whole.first_bad(floor));
+            }
+            assert_eq!(kept.gap(), whole.gap());
+        }
     }
 
     #[test]

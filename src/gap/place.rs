@@ -2,10 +2,14 @@
 
 use std::cmp::Ordering;
 
-use super::pair::{Pairs, Sequence};
+use super::floor::{self, WorstToken};
+use super::pair::Sequence;
+use super::stats;
 use super::table::Values;
-use super::{floor, stats};
-use crate::base::BlockId;
+use crate::base::{BlockId, CompletionIndex};
+
+/// Tokens of the largest gap that a step keeps.
+pub const WORST_KEPT: usize = 3;
 
 /// Shifts that are tried; wider ones have not been reported by anyone.
 const LAGS: [i64; 5] = [-2, -1, 0, 1, 2];
@@ -30,52 +34,73 @@ pub struct LagScore {
     pub unshifted_abs_diff_mean: f64,
 }
 
-/// One score a lag from -2 to 2, over finite tokens; lags without a pair are left out.
-pub fn lag_scores<'a>(sequences: impl Iterator<Item = &'a Sequence> + Clone) -> Vec<LagScore> {
-    LAGS.iter().filter_map(|&lag| lag_score(sequences.clone(), lag)).collect()
-}
-
-fn lag_score<'a>(sequences: impl Iterator<Item = &'a Sequence>, lag: i64) -> Option<LagScore> {
-    let (mut pairs, mut shifted, mut by_infer, mut by_train) = (0, 0.0, 0.0, 0.0);
-    for sequence in sequences {
-        let tokens: Vec<_> = sequence.finite().collect();
-        let mut later = tokens.iter().peekable();
-        for train in &tokens {
-            let wanted = i64::from(train.index.get()) + lag;
-            while later.next_if(|token| i64::from(token.index.get()) < wanted).is_some() {}
-            let reached = later.peek().filter(|token| i64::from(token.index.get()) == wanted);
-            let Some(infer) = reached else { continue };
-            let difference = f64::from(train.train.get()) - f64::from(infer.infer.get());
-            pairs += 1;
-            shifted += difference.abs();
-            by_infer += infer.d().abs();
-            by_train += train.d().abs();
-        }
-    }
-    (pairs > 0).then(|| LagScore {
-        lag,
-        pairs,
-        abs_diff_mean: shifted / pairs as f64,
-        unshifted_abs_diff_mean: by_infer.min(by_train) / pairs as f64,
-    })
-}
-
 /// The shift that explains the gap of these sequences, if one does: it leaves at most the floor or
 /// a tenth of the gap.
-pub fn shift<'a>(
-    sequences: impl Iterator<Item = &'a Sequence> + Clone,
-    floor: f64,
-) -> Option<LagScore> {
-    lag_scores(sequences)
-        .into_iter()
-        .filter(|score| {
+pub fn shift<'a>(sequences: impl Iterator<Item = &'a Sequence>, floor: f64) -> Option<LagScore> {
+    let mut lags = Lags::default();
+    sequences.for_each(|sequence| lags.add(sequence));
+    lags.shift(floor)
+}
+
+/// Sums over the sequences' finite tokens, one a lag from -2 to 2.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lags([LagSums; LAGS.len()]);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct LagSums {
+    pairs: u64,
+    shifted: f64,
+    by_infer: f64,
+    by_train: f64,
+}
+
+impl Lags {
+    pub(super) fn add(&mut self, sequence: &Sequence) {
+        for (sums, lag) in self.0.iter_mut().zip(LAGS) {
+            sums.add(sequence, lag);
+        }
+    }
+
+    /// Lags without a pair are left out.
+    fn scores(&self) -> impl Iterator<Item = LagScore> + Clone + '_ {
+        std::iter::zip(&self.0, LAGS).filter(|(sums, _)| sums.pairs > 0).map(|(sums, lag)| {
+            let n = sums.pairs as f64;
+            LagScore {
+                lag,
+                pairs: sums.pairs,
+                abs_diff_mean: sums.shifted / n,
+                unshifted_abs_diff_mean: sums.by_infer.min(sums.by_train) / n,
+            }
+        })
+    }
+
+    pub(super) fn shift(&self, floor: f64) -> Option<LagScore> {
+        let explains = |score: &LagScore| {
             let before = score.unshifted_abs_diff_mean;
             score.lag != 0
                 && score.pairs >= SHIFT_PAIRS_MIN
                 && before > floor
                 && score.abs_diff_mean <= (SHIFT_LEAVES * before).max(floor)
-        })
-        .min_by(closer)
+        };
+        self.scores().filter(explains).min_by(closer)
+    }
+}
+
+impl LagSums {
+    fn add(&mut self, sequence: &Sequence, lag: i64) {
+        let mut later = sequence.finite().peekable();
+        for train in sequence.finite() {
+            let wanted = i64::from(train.index.get()) + lag;
+            while later.next_if(|token| i64::from(token.index.get()) < wanted).is_some() {}
+            let reached = later.peek().filter(|token| i64::from(token.index.get()) == wanted);
+            let Some(infer) = reached else { continue };
+            let difference = f64::from(train.train.get()) - f64::from(infer.infer.get());
+            self.pairs += 1;
+            self.shifted += difference.abs();
+            self.by_infer += infer.d().abs();
+            self.by_train += train.d().abs();
+        }
+    }
 }
 
 /// The smaller difference first, then the shorter shift.
@@ -85,18 +110,17 @@ fn closer(a: &LagScore, b: &LagScore) -> Ordering {
 
 /// The block id at which the gap changes most.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SlotSplit {
+struct SlotSplit {
     /// The lowest id of the upper part.
-    pub slot: BlockId,
+    slot: BlockId,
     /// Share of the sequences at or above it that are over the floor.
-    pub frac_bad_above: f64,
+    frac_bad_above: f64,
 }
 
-/// Splits the sequences by their first state block so that the ranks of their largest gaps differ
+/// Splits sequences by their first state block so that the ranks of their largest gaps differ
 /// most between the two parts (least squares). `None` if nothing differs, or all sit in one block.
-#[must_use]
-pub fn split_by_slot(pairs: &Pairs, floor: f64) -> Option<SlotSplit> {
-    let mut by_slot = slots_and_gaps(pairs);
+fn split_by_slot(slots_and_gaps: &[(BlockId, f64)], floor: f64) -> Option<SlotSplit> {
+    let mut by_slot = slots_and_gaps.to_vec();
     by_slot.sort_by_key(|&(slot, _)| slot);
     let gaps: Vec<f64> = by_slot.iter().map(|&(_, gap)| gap).collect();
     let ranks = stats::ranks(&gaps);
@@ -116,60 +140,80 @@ pub fn split_by_slot(pairs: &Pairs, floor: f64) -> Option<SlotSplit> {
         }
     }
     let at = best?;
-    let frac_bad_above = stats::fraction(&gaps[at..], |gap| gap > floor)?;
+    let frac_bad_above = stats::fraction(gaps[at..].iter().copied(), |gap| gap > floor)?;
     Some(SlotSplit { slot: by_slot[at].0, frac_bad_above })
 }
 
-/// Of the sequences that hold state and have a compared token.
-fn slots_and_gaps(pairs: &Pairs) -> Vec<(BlockId, f64)> {
-    pairs.sequences.iter().filter_map(|sequence| Some((sequence.slot?, sequence.gap()?))).collect()
+/// Where the gaps of a step sit.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places {
+    /// Of the sequences that hold state and have a compared token.
+    slots_and_gaps: Vec<(BlockId, f64)>,
+    first_bad: Option<CompletionIndex>,
+    pub(super) lags: Lags,
+    /// Of the sequences over the floor alone.
+    pub(super) lags_of_bad: Lags,
+    /// At most [`WORST_KEPT`], worst first.
+    pub(super) worst: Vec<WorstToken>,
 }
 
-pub(super) fn values(pairs: &Pairs, floor: f64) -> Values {
-    let first = pairs.sequences.iter().filter_map(|sequence| sequence.first_bad(floor)).min();
-    let first = vec![("first_divergent_pos", first.map(|at| f64::from(at.get())))];
-    [by_slot(pairs, floor), first, by_lag(pairs), worst_token(pairs)].concat()
-}
+impl Places {
+    pub(super) fn add(&mut self, sequence: &Sequence, floor: f64) {
+        self.slots_and_gaps.extend(sequence.slot.zip(sequence.gap()));
+        self.first_bad = self.first_bad.into_iter().chain(sequence.first_bad(floor)).min();
+        self.lags.add(sequence);
+        if sequence.is_bad(floor) {
+            self.lags_of_bad.add(sequence);
+        }
+        floor::take_worst(&mut self.worst, WORST_KEPT, sequence);
+    }
 
-fn by_slot(pairs: &Pairs, floor: f64) -> Values {
-    let (slots, gaps): (Vec<f64>, Vec<f64>) =
-        slots_and_gaps(pairs).into_iter().map(|(slot, gap)| (f64::from(slot.get()), gap)).unzip();
-    let split = split_by_slot(pairs, floor);
-    vec![
-        ("slot_corr", stats::spearman(&slots, &gaps)),
-        ("slot_change_point", split.map(|split| f64::from(split.slot.get()))),
-        ("slot_frac_bad_above", split.map(|split| split.frac_bad_above)),
-    ]
-}
+    pub(super) fn values(&self, floor: f64) -> Values {
+        let first = self.first_bad.map(|at| f64::from(at.get()));
+        let first = vec![("first_divergent_pos", first)];
+        [self.by_slot(floor), first, self.by_lag(), self.worst_token()].concat()
+    }
 
-fn by_lag(pairs: &Pairs) -> Values {
-    let scores = lag_scores(pairs.sequences.iter());
-    let mean_at =
-        |lag: i64| scores.iter().find(|score| score.lag == lag).map(|score| score.abs_diff_mean);
-    let improves =
-        |score: &&LagScore| score.lag == 0 || score.abs_diff_mean < score.unshifted_abs_diff_mean;
-    let best = scores.iter().filter(improves).min_by(|a, b| closer(a, b));
-    vec![
-        ("shift_-2_abs_diff_mean", mean_at(-2)),
-        ("shift_-1_abs_diff_mean", mean_at(-1)),
-        ("shift_0_abs_diff_mean", mean_at(0)),
-        ("shift_1_abs_diff_mean", mean_at(1)),
-        ("shift_2_abs_diff_mean", mean_at(2)),
-        ("shift_best", best.map(|score| score.lag as f64)),
-    ]
-}
+    fn by_slot(&self, floor: f64) -> Values {
+        let row = |&(slot, gap): &(BlockId, f64)| (f64::from(slot.get()), gap);
+        let (slots, gaps): (Vec<f64>, Vec<f64>) = self.slots_and_gaps.iter().map(row).unzip();
+        let split = split_by_slot(&self.slots_and_gaps, floor);
+        vec![
+            ("slot_corr", stats::spearman(&slots, &gaps)),
+            ("slot_change_point", split.map(|split| f64::from(split.slot.get()))),
+            ("slot_frac_bad_above", split.map(|split| split.frac_bad_above)),
+        ]
+    }
 
-fn worst_token(pairs: &Pairs) -> Values {
-    // A step without a difference has no worst token.
-    let worst = floor::worst(pairs, 1).pop().filter(|token| token.gap > 0.0);
-    let slot = worst.as_ref().and_then(|token| token.slot);
-    let of =
-        |value: fn(&floor::WorstToken) -> u32| worst.as_ref().map(|token| f64::from(value(token)));
-    vec![
-        ("worst_prompt_id", of(|token| token.request.prompt_id.get())),
-        ("worst_rollout_idx", of(|token| token.request.rollout_idx)),
-        ("worst_slot", slot.map(|slot| f64::from(slot.get()))),
-        ("worst_pos", of(|token| token.paired.index.get())),
-        ("worst_token_id", of(|token| token.paired.token.get())),
-    ]
+    fn by_lag(&self) -> Values {
+        let mean_at = |lag: i64| {
+            self.lags.scores().find(|score| score.lag == lag).map(|score| score.abs_diff_mean)
+        };
+        let improves = |score: &LagScore| {
+            score.lag == 0 || score.abs_diff_mean < score.unshifted_abs_diff_mean
+        };
+        let best = self.lags.scores().filter(improves).min_by(closer);
+        vec![
+            ("shift_-2_abs_diff_mean", mean_at(-2)),
+            ("shift_-1_abs_diff_mean", mean_at(-1)),
+            ("shift_0_abs_diff_mean", mean_at(0)),
+            ("shift_1_abs_diff_mean", mean_at(1)),
+            ("shift_2_abs_diff_mean", mean_at(2)),
+            ("shift_best", best.map(|score| score.lag as f64)),
+        ]
+    }
+
+    fn worst_token(&self) -> Values {
+        // A step without a difference has no worst token.
+        let worst = self.worst.first().filter(|token| token.gap > 0.0);
+        let slot = worst.and_then(|token| token.slot);
+        let of = |value: fn(&WorstToken) -> u32| worst.map(|token| f64::from(value(token)));
+        vec![
+            ("worst_prompt_id", of(|token| token.request.prompt_id.get())),
+            ("worst_rollout_idx", of(|token| token.request.rollout_idx)),
+            ("worst_slot", slot.map(|slot| f64::from(slot.get()))),
+            ("worst_pos", of(|token| token.paired.index.get())),
+            ("worst_token_id", of(|token| token.paired.token.get())),
+        ]
+    }
 }

@@ -1,4 +1,10 @@
-//! Statistics over f64 slices. Empty input and undefined results are `None`, never 0 and never NaN.
+//! Statistics over f64 values, some of which go through them more than once and keep no copy. Empty
+//! input and undefined results are `None`, never 0 and never NaN.
+
+/// Values that can be gone through again.
+pub trait Values: ExactSizeIterator<Item = f64> + Clone {}
+
+impl<I: ExactSizeIterator<Item = f64> + Clone> Values for I {}
 
 /// Sum in order, over n.
 pub fn mean(values: &[f64]) -> Option<f64> {
@@ -6,15 +12,20 @@ pub fn mean(values: &[f64]) -> Option<f64> {
 }
 
 /// As [`mean`], of values that are not kept.
-pub fn mean_of(values: impl ExactSizeIterator<Item = f64>) -> Option<f64> {
+pub fn mean_of(values: impl Values) -> Option<f64> {
     let n = values.len();
     (n > 0).then(|| values.sum::<f64>() / n as f64)
 }
 
 /// Population standard deviation (divisor n), in two passes; 0 for one value.
 pub fn std(values: &[f64]) -> Option<f64> {
-    let center = mean(values)?;
-    mean_of(values.iter().map(|value| (value - center).powi(2))).map(f64::sqrt)
+    std_of(values.iter().copied())
+}
+
+/// As [`std`], of values that are not kept.
+pub fn std_of(values: impl Values) -> Option<f64> {
+    let center = mean_of(values.clone())?;
+    mean_of(values.map(|value| (value - center).powi(2))).map(f64::sqrt)
 }
 
 /// The largest value.
@@ -28,46 +39,79 @@ pub fn min(values: &[f64]) -> Option<f64> {
 }
 
 /// The share of values for which the predicate holds.
-pub fn fraction(values: &[f64], holds: impl Fn(f64) -> bool) -> Option<f64> {
-    let count = values.iter().filter(|&&value| holds(value)).count();
-    (!values.is_empty()).then(|| count as f64 / values.len() as f64)
+pub fn fraction(values: impl Values, holds: impl Fn(f64) -> bool) -> Option<f64> {
+    let n = values.len();
+    let count = values.filter(|&value| holds(value)).count();
+    (n > 0).then(|| count as f64 / n as f64)
 }
 
 /// The exact quantile, linear between order statistics at (n - 1) q, as numpy's default; `sorted`
 /// is ascending.
 pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
+    between(sorted.len(), q, |at| sorted[at])
+}
+
+/// As [`quantile`], of values from 0 on in any order, of which no copy is made.
+pub fn quantile_of(values: impl Values, q: f64) -> Option<f64> {
+    between(values.len(), q, |at| order_statistic(values.clone(), at))
+}
+
+/// The quantile of `n` values whose order statistics are at hand.
+fn between(n: usize, q: f64, order_statistic: impl Fn(usize) -> f64) -> Option<f64> {
     assert!((0.0..=1.0).contains(&q), "quantile {q} is not in 0..=1");
-    let last = sorted.len().checked_sub(1)?;
+    let last = n.checked_sub(1)?;
     let at = q * last as f64;
     let below = at.floor();
-    let low = sorted[below as usize];
-    let high = sorted[(below as usize + 1).min(last)];
+    let low = order_statistic(below as usize);
+    let high = order_statistic((below as usize + 1).min(last));
     Some(low + (high - low) * (at - below))
 }
 
+/// The value that `below` others come before in ascending order; all are from 0 on, so that their
+/// bits rise as they do. Each pass fixes eleven bits of it.
+fn order_statistic(values: impl Values, mut below: usize) -> f64 {
+    const DIGIT: u32 = 11;
+    let mut prefix = 0_u64;
+    for shift in (0..6).rev().map(|digit| digit * DIGIT) {
+        let mut counts = [0_usize; 1 << DIGIT];
+        for bits in values.clone().map(f64::to_bits) {
+            if bits.checked_shr(shift + DIGIT).unwrap_or(0) == prefix {
+                counts[(bits >> shift) as usize % counts.len()] += 1;
+            }
+        }
+        let mut digit = 0;
+        while below >= counts[digit] {
+            below -= counts[digit];
+            digit += 1;
+        }
+        prefix = prefix << DIGIT | digit as u64;
+    }
+    f64::from_bits(prefix)
+}
+
 /// ln(mean(exp(values))), exact where all values are equal and without overflow.
-pub fn log_mean_exp(values: &[f64]) -> Option<f64> {
-    let largest = max(values)?;
-    let scaled = values.iter().map(|value| (value - largest).exp_m1());
+pub fn log_mean_exp(values: impl Values) -> Option<f64> {
+    let largest = values.clone().reduce(f64::max)?;
+    let scaled = values.map(|value| (value - largest).exp_m1());
     mean_of(scaled).map(|mean| largest + mean.ln_1p())
 }
 
 /// The effective sample size of the weights exp(`log_weights`) as a share of n: (sum w)^2 / (n sum
 /// w^2).
-pub fn effective_share(log_weights: &[f64]) -> Option<f64> {
-    let doubled: Vec<f64> = log_weights.iter().map(|value| 2.0 * value).collect();
-    Some((2.0 * log_mean_exp(log_weights)? - log_mean_exp(&doubled)?).exp())
+pub fn effective_share(log_weights: impl Values) -> Option<f64> {
+    let doubled = log_weights.clone().map(|value| 2.0 * value);
+    Some((2.0 * log_mean_exp(log_weights)? - log_mean_exp(doubled)?).exp())
 }
 
 /// Pearson's correlation; `None` where a side is constant, because it is then undefined.
-pub fn pearson(x: &[f64], y: &[f64]) -> Option<f64> {
+pub fn pearson(x: impl Values, y: impl Values) -> Option<f64> {
     assert_eq!(x.len(), y.len(), "correlated samples have one length");
-    if is_constant(x) || is_constant(y) {
+    if is_constant(x.clone()) || is_constant(y.clone()) {
         return None;
     }
-    let (x_mean, y_mean) = (mean(x)?, mean(y)?);
+    let (x_mean, y_mean) = (mean_of(x.clone())?, mean_of(y.clone())?);
     let (mut xy, mut xx, mut yy) = (0.0, 0.0, 0.0);
-    for (x, y) in x.iter().zip(y) {
+    for (x, y) in x.zip(y) {
         let (x, y) = (x - x_mean, y - y_mean);
         xy += x * y;
         xx += x * x;
@@ -80,7 +124,7 @@ pub fn pearson(x: &[f64], y: &[f64]) -> Option<f64> {
 
 /// Spearman's correlation: Pearson's over average ranks. Infinite values rank last.
 pub fn spearman(x: &[f64], y: &[f64]) -> Option<f64> {
-    pearson(&ranks(x), &ranks(y))
+    pearson(ranks(x).into_iter(), ranks(y).into_iter())
 }
 
 /// Ranks from 1; equal values share the mean of their ranks.
@@ -111,13 +155,19 @@ pub fn ulp_distance(a: f32, b: f32) -> u32 {
     u32::try_from((place(a) - place(b)).unsigned_abs()).expect("two finite f32 are < 2^32 apart")
 }
 
-fn is_constant(values: &[f64]) -> bool {
-    values.windows(2).all(|pair| pair[0] == pair[1])
+fn is_constant(mut values: impl Values) -> bool {
+    let first = values.next();
+    values.all(|value| Some(value) == first)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Stream;
+
+    fn list<const N: usize>(values: [f64; N]) -> impl Values {
+        values.into_iter()
+    }
 
     #[test]
     fn quantiles_are_linear_between_order_statistics() {
@@ -130,23 +180,40 @@ mod tests {
     }
 
     #[test]
+    fn quantiles_of_unsorted_values_are_those_of_the_sorted_ones() {
+        let mut stream = Stream::new(3, "quantiles", 0);
+        let mut values: Vec<f64> = (0..999).map(|_| stream.normal().abs().powi(9)).collect();
+        values.extend([0.0, 0.0, 5e-324, f64::MAX, f64::INFINITY, values[7], values[7]]);
+        for n in [0, 1, 2, 3, values.len()] {
+            let mut sorted = values[..n].to_vec();
+            sorted.sort_by(f64::total_cmp);
+            for q in [0.0, 0.001, 0.5, 0.95, 0.99, 0.9983, 1.0] {
+                let (found, expected) =
+                    (quantile_of(values[..n].iter().copied(), q), quantile(&sorted, q));
+                let bits = |value: Option<f64>| value.map(f64::to_bits);
+                assert_eq!(bits(found), bits(expected), "{n} {q}: {found:?} {expected:?}");
+            }
+        }
+    }
+
+    #[test]
     fn log_mean_exp_neither_overflows_nor_drifts() {
-        assert_eq!(log_mean_exp(&[0.0; 7]), Some(0.0));
-        assert_eq!(log_mean_exp(&[]), None);
-        let huge = log_mean_exp(&[800.0, -800.0]).unwrap();
+        assert_eq!(log_mean_exp(list([0.0; 7])), Some(0.0));
+        assert_eq!(log_mean_exp(list([])), None);
+        let huge = log_mean_exp(list([800.0, -800.0])).unwrap();
         assert!((huge - (800.0 - 2.0_f64.ln())).abs() < 1e-12, "{huge}");
-        assert_eq!(effective_share(&[0.0; 3]), Some(1.0));
+        assert_eq!(effective_share(list([0.0; 3])), Some(1.0));
         // One weight of four rules: the share is 1/4.
-        let share = effective_share(&[900.0, 0.0, 0.0, 0.0]).unwrap();
+        let share = effective_share(list([900.0, 0.0, 0.0, 0.0])).unwrap();
         assert!((share - 0.25).abs() < 1e-12, "{share}");
     }
 
     #[test]
     fn correlations_of_constants_are_undefined() {
-        assert_eq!(pearson(&[1.0, 2.0, 3.0], &[0.1, 0.1, 0.1]), None);
-        assert_eq!(pearson(&[1.0], &[2.0]), None);
-        assert_eq!(pearson(&[], &[]), None);
-        assert_eq!(pearson(&[1e-300, 2e-300], &[1.0, 2.0]), None);
+        assert_eq!(pearson(list([1.0, 2.0, 3.0]), list([0.1, 0.1, 0.1])), None);
+        assert_eq!(pearson(list([1.0]), list([2.0])), None);
+        assert_eq!(pearson(list([]), list([])), None);
+        assert_eq!(pearson(list([1e-300, 2e-300]), list([1.0, 2.0])), None);
         // Monotone and far from linear: ranks agree fully.
         let spearman = spearman(&[1.0, 2.0, 3.0, 4.0], &[0.0, 1.0, 50.0, f64::INFINITY]).unwrap();
         assert!((spearman - 1.0).abs() < 1e-15, "{spearman}");

@@ -15,7 +15,7 @@ use super::blame::blame_requests;
 use super::finding::{Finding, FindingKind};
 use super::floor::worst;
 use super::pair::{Leg, Legs, Pairs, Sequence};
-use super::place::shift;
+use super::place::LagScore;
 use crate::base::{BlockId, RequestId, Step};
 use crate::ops::pages::StateView;
 use crate::rollout::Rollout;
@@ -28,8 +28,11 @@ const TENSORS_NAMED_MAX: usize = 8;
 pub struct Evidence<'a> {
     pub step: Step,
     pub rollouts: &'a [Rollout],
-    /// Of the same rollouts in the same order.
+    /// Of the same rollouts in the same order; of each sequence at least its
+    /// [`Sequence::landmarks`].
     pub pairs: &'a Pairs,
+    /// Of the whole sequences over the floor: [`super::shift`].
+    pub shift: Option<LagScore>,
     /// The largest |d| that healthy arithmetic explains, nats.
     pub floor: f64,
     /// Where both sides' fingerprints are known tensor by tensor; may be empty.
@@ -121,7 +124,7 @@ impl Culprit<'_> {
 
 /// The legs agree once one is moved against the other. No knob of an engine does that.
 fn mask_or_shift<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
-    let found = shift(bad.iter().map(|case| case.sequence), evidence.floor)?;
+    let found = evidence.shift?;
     let (infer, train) = (evidence.pairs.legs.infer().name(), evidence.pairs.legs.train().name());
     let by = match found.lag.unsigned_abs() {
         1 => "one".to_owned(),

@@ -2,6 +2,7 @@ use super::*;
 use crate::base::{CompletionIndex, EngineStep, Generation, LogProb};
 use crate::engine::{Life, Phase, StateBlock};
 use crate::gap::pair::{pair, Legs};
+use crate::gap::place::shift;
 use crate::gap::testing::rollout;
 
 fn judge(records: &[Rollout], floor: f64, tensors: &[TensorFingerprint]) -> Vec<Finding> {
@@ -11,6 +12,7 @@ fn judge(records: &[Rollout], floor: f64, tensors: &[TensorFingerprint]) -> Vec<
         step,
         rollouts: records,
         pairs: &pairs,
+        shift: shift(pairs.bad(floor), floor),
         floor,
         tensors,
         state: None,
@@ -288,6 +290,7 @@ fn rules_speak_only_of_legs_that_can_show_them() {
         step,
         rollouts: &records,
         pairs: &pairs,
+        shift: shift(pairs.bad(0.0), 0.0),
         floor: 0.0,
         tensors: &[],
         state: None,

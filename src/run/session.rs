@@ -216,6 +216,7 @@ impl Session {
             step,
             rollouts,
             pairs: &pairs,
+            shift: gap::shift(pairs.bad(floor), floor),
             floor,
             tensors: &tensors,
             state: self.engine.layout().layers.iter().find_map(|place| place.view.state()),

@@ -1,6 +1,6 @@
 //! Log-probabilities that others produced: checks first, then the measures, step by step.
 //!
-//! One step is held at a time, and of it 16 bytes a token: quantiles need every |d|.
+//! One step is held at a time, and of it 8 bytes a token: quantiles need every |d|.
 
 mod native;
 mod step;
@@ -63,12 +63,12 @@ pub fn audit(asked: &Audit) -> Result<Audited> {
     let mut log = asked.out.map(create).transpose()?;
     let mut rows: Vec<StepRow> = Vec::new();
     for of_step in inputs.chunk_by(|a, b| a.step() == b.step()) {
-        let mut step = StepAudit::new(of_step[0].step());
+        let floor = asked.floor.unwrap_or_else(|| floor_of(of_step));
+        let mut step = StepAudit::new(of_step[0].step(), floor);
         for input in of_step {
             step.read(input, !asked.allow_unlike)?;
         }
-        let floor = asked.floor.unwrap_or_else(|| floor_of(of_step));
-        let row = step.finish(floor, &mut watch);
+        let row = step.finish(&mut watch);
         if let Some(log) = &mut log {
             let values = row.metrics.0.iter().map(|metric| (metric.tag(), metric.value));
             let values: Vec<_> = values.collect();

@@ -10,20 +10,21 @@ use serde::Serialize;
 use super::native::{self, NativeRecord};
 use super::Input;
 use crate::base::{BlockId, JsonFloat, RequestId, Step};
-use crate::gap::{self, Evidence, Finding, Legs, Metric, Pairs};
+use crate::gap::{self, Evidence, Finding, Gauge, Legs, Metric, Pairs, WorstToken};
 use crate::rollout::import::{Checks, ImportError, Records, Source};
 use crate::rollout::Rollout;
 use crate::run::fail_on::Watch;
 
-/// Tokens of the largest gap that are named.
-const WORST_SHOWN: usize = 3;
-
 /// A step while its files are read.
 pub(super) struct StepAudit {
     step: Step,
+    /// Nats.
+    floor: f64,
     checks: Checks,
+    gauge: Gauge,
+    /// Of each sequence its landmarks.
     pairs: Pairs,
-    /// Without what the pairs hold already.
+    /// Without what is measured already.
     rollouts: Vec<Rollout>,
     files: Vec<PathBuf>,
     /// Where each record stands: which file, and which line of it.
@@ -61,10 +62,12 @@ pub(super) struct Worst {
 pub(super) struct Metrics(pub(super) Vec<Metric>);
 
 impl StepAudit {
-    pub(super) fn new(step: Step) -> Self {
+    pub(super) fn new(step: Step, floor: f64) -> Self {
         Self {
             step,
+            floor,
             checks: Checks::default(),
+            gauge: Gauge::new(Legs::DecodeTrainer, floor),
             pairs: Pairs { legs: Legs::DecodeTrainer, sequences: Vec::new() },
             rollouts: Vec::new(),
             files: Vec::new(),
@@ -124,23 +127,24 @@ impl StepAudit {
         }
         let pairs = gap::pair(std::slice::from_ref(rollout), Legs::DecodeTrainer)?;
         for mut sequence in pairs.sequences {
-            sequence.tokens.shrink_to_fit();
             sequence.slot = sequence.slot.or(slot);
-            self.pairs.sequences.push(sequence);
+            self.gauge.add(&sequence);
+            self.pairs.sequences.push(sequence.landmarks(self.floor));
         }
         self.checks.add(checks);
         Ok(())
     }
 
-    pub(super) fn finish(self, floor: f64, watch: &mut Watch) -> StepRow {
-        // A shift shows whatever the floor is, and explains what is under the floor too.
-        let shifted = gap::shift(self.pairs.sequences.iter(), 0.0).is_some();
-        let table = gap::measures(&self.pairs, floor);
+    pub(super) fn finish(self, watch: &mut Watch) -> StepRow {
+        // A shift of them all shows whatever the floor is.
+        let of_all = self.gauge.shift();
+        let table = self.gauge.table();
         let findings = gap::verdict(&Evidence {
             step: self.step,
             rollouts: &self.rollouts,
             pairs: &self.pairs,
-            floor: if shifted { 0.0 } else { floor },
+            shift: of_all.or(self.gauge.shift_of_bad()),
+            floor: if of_all.is_some() { 0.0 } else { self.floor },
             tensors: &[],
             state: None,
             index_bits: None,
@@ -148,26 +152,27 @@ impl StepAudit {
         let value = |tag: &str| table.metrics.iter().find(|metric| metric.tag() == tag)?.value;
         let found: Vec<&Finding> = findings.iter().collect();
         watch.look(&format!("step {}", self.step), value, &found);
-        let worst = gap::worst(&self.pairs, WORST_SHOWN);
-        let worst = worst.iter().filter(|token| token.gap > 0.0).map(|token| {
-            let (file, line) = self.places[&token.request];
-            Worst {
-                request: token.request,
-                file: self.files[file].clone(),
-                line,
-                index: token.paired.index.get(),
-                token_id: token.paired.token.get(),
-                infer: f64::from(token.paired.infer.get()),
-                train: f64::from(token.paired.train.get()),
-            }
-        });
+        let worst = self.gauge.worst().iter().filter(|token| token.gap > 0.0);
         StepRow {
             step: self.step,
-            floor,
+            floor: self.floor,
+            worst: worst.map(|token| self.worst(token)).collect(),
             checks: self.checks,
             findings,
-            worst: worst.collect(),
             metrics: Metrics(table.metrics),
+        }
+    }
+
+    fn worst(&self, token: &WorstToken) -> Worst {
+        let (file, line) = self.places[&token.request];
+        Worst {
+            request: token.request,
+            file: self.files[file].clone(),
+            line,
+            index: token.paired.index.get(),
+            token_id: token.paired.token.get(),
+            infer: f64::from(token.paired.infer.get()),
+            train: f64::from(token.paired.train.get()),
         }
     }
 }

@@ -1,6 +1,7 @@
 use crate::base::{BlockId, CompletionIndex, EngineStep, Generation, LogProb, RequestId, Step};
 use crate::engine::{Life, Phase, StateBlock};
 use crate::gap::pair::{pair, Legs};
+use crate::gap::place::shift;
 use crate::gap::testing::rollout;
 use crate::gap::{verdict, Evidence, Finding, FindingKind};
 use crate::ops::pages::StateView;
@@ -29,6 +30,7 @@ fn judge(records: &[Rollout], state: Option<StateView>, index_bits: Option<u32>)
         step: Step::new(1),
         rollouts: records,
         pairs: &pairs,
+        shift: shift(pairs.bad(0.0), 0.0),
         floor: 0.0,
         tensors: &[],
         state,
@@ -332,6 +334,7 @@ fn only_decoded_tokens_can_show_a_wrap() {
                 step,
                 rollouts: records,
                 pairs: &pairs,
+                shift: shift(pairs.bad(floor), floor),
                 floor,
                 tensors: &[],
                 state,
