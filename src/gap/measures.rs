@@ -194,16 +194,16 @@ fn differences(tokens: &Tokens) -> Values {
     let low = tokens.both().filter(|(infer, _)| infer.exp() < 0.01);
     let low =
         low.fold((0.0, 0.0), |(sum, n), (infer, train)| (sum + (train - infer).abs(), n + 1.0));
-    let quantile = |q| stats::quantile_of(abs(), q);
+    let [p50, p95, p99, p999] = stats::quantiles_of(abs(), [0.5, 0.95, 0.99, 0.999]);
     let share_over = |bound| stats::fraction(abs(), |abs| abs > bound);
     vec![
         ("logp_abs_diff_mean", stats::mean_of(abs())),
         ("logp_abs_diff_std", stats::std_of(abs())),
         ("logp_abs_diff_max", abs().reduce(f64::max)),
-        ("logp_abs_diff_p50", quantile(0.5)),
-        ("logp_abs_diff_p95", quantile(0.95)),
-        ("logp_abs_diff_p99", quantile(0.99)),
-        ("logp_abs_diff_p999", quantile(0.999)),
+        ("logp_abs_diff_p50", p50),
+        ("logp_abs_diff_p95", p95),
+        ("logp_abs_diff_p99", p99),
+        ("logp_abs_diff_p999", p999),
         ("logp_diff_mean", stats::mean_of(tokens.d())),
         ("lowp_abs_diff_mean", (low.1 > 0.0).then(|| low.0 / low.1)),
         ("frac_abs_gt_1e-6", share_over(1e-6)),

@@ -48,45 +48,56 @@ pub fn fraction(values: impl Values, holds: impl Fn(f64) -> bool) -> Option<f64>
 /// The exact quantile, linear between order statistics at (n - 1) q, as numpy's default; `sorted`
 /// is ascending.
 pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
-    between(sorted.len(), q, |at| sorted[at])
+    let (low, high, part) = between(sorted.len(), q)?;
+    Some(sorted[low] + (sorted[high] - sorted[low]) * part)
 }
 
 /// As [`quantile`], of values from 0 on in any order, of which no copy is made.
-pub fn quantile_of(values: impl Values, q: f64) -> Option<f64> {
-    between(values.len(), q, |at| order_statistic(values.clone(), at))
+pub fn quantiles_of<const N: usize>(values: impl Values, qs: [f64; N]) -> [Option<f64>; N] {
+    let n = values.len();
+    let ranks = qs.iter().flat_map(|&q| between(n, q)).flat_map(|(low, high, _)| [low, high]);
+    let found = order_statistics(values, &ranks.collect::<Vec<_>>());
+    let mut found = found.chunks_exact(2);
+    qs.map(|q| {
+        let (_, _, part) = between(n, q)?;
+        let pair = found.next().expect("two order statistics a quantile");
+        Some(pair[0] + (pair[1] - pair[0]) * part)
+    })
 }
 
-/// The quantile of `n` values whose order statistics are at hand.
-fn between(n: usize, q: f64, order_statistic: impl Fn(usize) -> f64) -> Option<f64> {
+/// The two order statistics between which a quantile of `n` values lies, and how far from the first.
+fn between(n: usize, q: f64) -> Option<(usize, usize, f64)> {
     assert!((0.0..=1.0).contains(&q), "quantile {q} is not in 0..=1");
     let last = n.checked_sub(1)?;
     let at = q * last as f64;
     let below = at.floor();
-    let low = order_statistic(below as usize);
-    let high = order_statistic((below as usize + 1).min(last));
-    Some(low + (high - low) * (at - below))
+    Some((below as usize, (below as usize + 1).min(last), at - below))
 }
 
-/// The value that `below` others come before in ascending order; all are from 0 on, so that their
-/// bits rise as they do. Each pass fixes eleven bits of it.
-fn order_statistic(values: impl Values, mut below: usize) -> f64 {
+/// The values that so many others come before in ascending order. All are from 0 on, so that their
+/// bits rise as they do; each pass over them fixes eleven bits of every result.
+fn order_statistics(values: impl Values, ranks: &[usize]) -> Vec<f64> {
     const DIGIT: u32 = 11;
-    let mut prefix = 0_u64;
+    // The bits fixed so far, and how many values with the same ones come before.
+    let mut found: Vec<(u64, usize)> = ranks.iter().map(|&rank| (0, rank)).collect();
     for shift in (0..6).rev().map(|digit| digit * DIGIT) {
-        let mut counts = [0_usize; 1 << DIGIT];
+        let mut counts = vec![[0_usize; 1 << DIGIT]; ranks.len()];
         for bits in values.clone().map(f64::to_bits) {
-            if bits.checked_shr(shift + DIGIT).unwrap_or(0) == prefix {
-                counts[(bits >> shift) as usize % counts.len()] += 1;
+            let (prefix, digit) = (bits.checked_shr(shift + DIGIT).unwrap_or(0), bits >> shift);
+            for (counts, _) in counts.iter_mut().zip(&found).filter(|(_, one)| one.0 == prefix) {
+                counts[digit as usize % (1 << DIGIT)] += 1;
             }
         }
-        let mut digit = 0;
-        while below >= counts[digit] {
-            below -= counts[digit];
-            digit += 1;
+        for ((prefix, rank), counts) in found.iter_mut().zip(&counts) {
+            let mut digit = 0;
+            while *rank >= counts[digit] {
+                *rank -= counts[digit];
+                digit += 1;
+            }
+            *prefix = *prefix << DIGIT | digit as u64;
         }
-        prefix = prefix << DIGIT | digit as u64;
     }
-    f64::from_bits(prefix)
+    found.into_iter().map(|(bits, _)| f64::from_bits(bits)).collect()
 }
 
 /// ln(mean(exp(values))), exact where all values are equal and without overflow.
@@ -187,12 +198,11 @@ mod tests {
         for n in [0, 1, 2, 3, values.len()] {
             let mut sorted = values[..n].to_vec();
             sorted.sort_by(f64::total_cmp);
-            for q in [0.0, 0.001, 0.5, 0.95, 0.99, 0.9983, 1.0] {
-                let (found, expected) =
-                    (quantile_of(values[..n].iter().copied(), q), quantile(&sorted, q));
-                let bits = |value: Option<f64>| value.map(f64::to_bits);
-                assert_eq!(bits(found), bits(expected), "{n} {q}: {found:?} {expected:?}");
-            }
+            let qs = [0.0, 0.001, 0.5, 0.95, 0.99, 0.9983, 1.0];
+            let found = quantiles_of(values[..n].iter().copied(), qs);
+            let expected = qs.map(|q| quantile(&sorted, q));
+            let bits = |value: Option<f64>| value.map(f64::to_bits);
+            assert_eq!(found.map(bits), expected.map(bits), "{n}: {found:?} {expected:?}");
         }
     }
 

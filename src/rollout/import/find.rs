@@ -52,7 +52,7 @@ fn source(path: PathBuf, format: Option<Format>, place: u64) -> Result<Source, I
     let Some((content, line)) = lines.next_line()? else {
         return Err(ImportError::Empty { path });
     };
-    let sniffed = raw::sniff(&content).map_err(|problem| at_line(&path, line, problem))?;
+    let sniffed = raw::sniff(content.clone()).map_err(|problem| at_line(&path, line, problem))?;
     let format = match (format, sniffed) {
         (Some(format), _) | (None, Ok(format)) => format,
         (None, Err(keys)) => return Err(ImportError::UnknownFormat { path, line, keys }),
@@ -61,7 +61,7 @@ fn source(path: PathBuf, format: Option<Format>, place: u64) -> Result<Source, I
         (_, Some(step)) => step,
         (Format::NemoRl, None) => place,
         (Format::PrimeRl, None) => {
-            let raw = Raw::parse(&content).map_err(|problem| at_line(&path, line, problem))?;
+            let raw = Raw::parse(content).map_err(|problem| at_line(&path, line, problem))?;
             raw.export_step.or(raw.step).unwrap_or(place)
         }
     };

@@ -18,7 +18,6 @@ pub(super) struct Lines {
     path: PathBuf,
     file: BufReader<File>,
     line: u64,
-    buffer: Vec<u8>,
 }
 
 impl Lines {
@@ -29,14 +28,13 @@ impl Lines {
             return Err(error(std::io::Error::other("it is not a regular file")));
         }
         let file = BufReader::with_capacity(1 << 20, File::open(path).map_err(error)?);
-        Ok(Self { path: path.to_owned(), file, line: 0, buffer: Vec::new() })
+        Ok(Self { path: path.to_owned(), file, line: 0 })
     }
 
-    /// The next line that is not blank, without its end, as plain JSON, and its number from 1.
+    /// The next line that is not blank, without its end, and its number from 1.
     pub(super) fn next_line(&mut self) -> Result<Option<(Vec<u8>, u64)>, ImportError> {
-        let mut bytes = std::mem::take(&mut self.buffer);
         loop {
-            bytes.clear();
+            let mut bytes = Vec::new();
             self.line += 1;
             // One byte over the limit tells a line that is too long from one that just fits.
             let read = self.file.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes);
@@ -52,20 +50,15 @@ impl Lines {
                 return Err(at_line(&self.path, self.line, RecordProblem::TooLong));
             }
             if !bytes.trim_ascii().is_empty() {
-                quote_non_finite(&mut bytes);
                 return Ok(Some((bytes, self.line)));
             }
         }
-    }
-
-    pub(super) fn give_back(&mut self, buffer: Vec<u8>) {
-        self.buffer = buffer;
     }
 }
 
 /// Python's json writes NaN, Infinity and -Infinity bare. Each becomes a string of the same length
 /// that [`MARK`] begins, so that columns in messages stay; strings are left alone.
-fn quote_non_finite(line: &mut [u8]) {
+pub(super) fn quote_non_finite(line: &mut [u8]) {
     const WORDS: [(&[u8], &[u8]); 3] =
         [(b"NaN", b"\"\x7f\""), (b"Infinity", b"\"\x7f+inf \""), (b"-Infinity", b"\"\x7f-inf  \"")];
     let mut at = 0;

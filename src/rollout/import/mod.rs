@@ -1,6 +1,6 @@
 //! Records that other frameworks dumped, with both sides' log-probabilities of each token.
 //!
-//! A file is read a line at a time and nothing of it is kept, so that a dump may be larger than
+//! A file is read a few lines at a time and nothing of it is kept, so that a dump may be larger than
 //! memory. What a dump holds in place of a log-probability is counted by kind and enters the record
 //! as a non-finite value, which no mean takes in.
 
@@ -12,8 +12,11 @@ mod raw;
 mod record;
 mod values;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::str::FromStr;
+
+use rayon::prelude::*;
 
 pub use error::{ImportError, RecordProblem};
 pub use find::{find, Found, Source};
@@ -51,6 +54,9 @@ impl FromStr for Format {
     }
 }
 
+/// Bytes of lines that are read before they are parsed, on every core.
+const BATCH_BYTES: usize = 4 << 20;
+
 /// The records of one file, in order.
 #[derive(Debug)]
 pub struct Records<'a> {
@@ -58,6 +64,7 @@ pub struct Records<'a> {
     lines: Lines,
     /// Refuses two sides of unlike temperature or mode.
     strict: bool,
+    parsed: VecDeque<Result<Imported, ImportError>>,
 }
 
 impl<'a> Records<'a> {
@@ -66,12 +73,35 @@ impl<'a> Records<'a> {
     /// # Errors
     /// A file that cannot be opened.
     pub fn open(source: &'a Source, strict: bool) -> Result<Self, ImportError> {
-        Ok(Self { source, lines: Lines::open(&source.path)?, strict })
+        let lines = Lines::open(&source.path)?;
+        Ok(Self { source, lines, strict, parsed: VecDeque::new() })
     }
 
-    fn read(&self, content: &[u8], line: u64) -> Result<Imported, RecordProblem> {
-        let raw = Raw::parse(content)?;
-        record::import(raw, self.source, line, self.strict)
+    fn parse_batch(&mut self) {
+        let (mut batch, mut bytes, mut broken) = (Vec::new(), 0, None);
+        while bytes < BATCH_BYTES {
+            match self.lines.next_line() {
+                Ok(Some((content, line))) => {
+                    bytes += content.len();
+                    batch.push((content, line));
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    broken = Some(Err(error));
+                    break;
+                }
+            }
+        }
+        let (source, strict) = (self.source, self.strict);
+        let parsed: Vec<_> = batch
+            .into_par_iter()
+            .map(|(content, line)| {
+                let record =
+                    Raw::parse(content).and_then(|raw| record::import(raw, source, line, strict));
+                record.map_err(|problem| at_line(&source.path, line, problem))
+            })
+            .collect();
+        self.parsed = parsed.into_iter().chain(broken).collect();
     }
 }
 
@@ -79,15 +109,10 @@ impl Iterator for Records<'_> {
     type Item = Result<Imported, ImportError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (content, line) = match self.lines.next_line() {
-            Ok(Some(line)) => line,
-            Ok(None) => return None,
-            Err(error) => return Some(Err(error)),
-        };
-        // The buffer is lent back so that every line uses the same one.
-        let result = self.read(&content, line);
-        self.lines.give_back(content);
-        Some(result.map_err(|problem| at_line(&self.source.path, line, problem)))
+        if self.parsed.is_empty() {
+            self.parse_batch();
+        }
+        self.parsed.pop_front()
     }
 }
 

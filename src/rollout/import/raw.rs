@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::Deserialize;
 
 use super::column::Column;
+use super::line::quote_non_finite;
 use super::{Format, RecordProblem};
 
 /// The keys that are read, of every format; all others are passed over unread.
@@ -41,13 +42,13 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    pub(super) fn parse(content: &[u8]) -> Result<Self, RecordProblem> {
+    pub(super) fn parse(content: Vec<u8>) -> Result<Self, RecordProblem> {
         parse(content)
     }
 }
 
 /// The format whose keys a record has, or its keys.
-pub(super) fn sniff(content: &[u8]) -> Result<Result<Format, Vec<String>>, RecordProblem> {
+pub(super) fn sniff(content: Vec<u8>) -> Result<Result<Format, Vec<String>>, RecordProblem> {
     let keys: BTreeMap<String, IgnoredAny> = parse(content)?;
     let has = |names: [&str; 2]| names.iter().any(|name| keys.contains_key(*name));
     Ok(if has(["generation_logprobs", "prev_logprobs"]) {
@@ -59,12 +60,13 @@ pub(super) fn sniff(content: &[u8]) -> Result<Result<Format, Vec<String>>, Recor
     })
 }
 
-fn parse<'de, T: Deserialize<'de>>(content: &'de [u8]) -> Result<T, RecordProblem> {
+fn parse<T: DeserializeOwned>(mut content: Vec<u8>) -> Result<T, RecordProblem> {
+    quote_non_finite(&mut content);
     let is_object = content.trim_ascii_start().starts_with(b"{");
-    if !is_object && serde_json::from_slice::<IgnoredAny>(content).is_ok() {
+    if !is_object && serde_json::from_slice::<IgnoredAny>(&content).is_ok() {
         return Err(RecordProblem::NotAnObject);
     }
-    serde_json::from_slice(content).map_err(|error| {
+    serde_json::from_slice(&content).map_err(|error| {
         let text = error.to_string();
         // The position in serde's message is within the line; it is said here as the file's.
         let mut reason = text.split(" at line ").next().unwrap_or(&text).to_owned();
