@@ -213,8 +213,8 @@ impl Sequence {
         self.gap().is_some_and(|gap| gap > floor)
     }
 
-    /// Itself with no more of its tokens than a verdict asks for: the first that differs at all, the
-    /// first over the floor, and the worst.
+    /// Itself with no more of its tokens than a verdict asks for: the first that differs at all,
+    /// the first over the floor, and the worst.
     #[must_use]
     pub fn landmarks(&self, floor: f64) -> Self {
         let gaps = || self.tokens.iter().map(PairedToken::gap);

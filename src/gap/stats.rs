@@ -65,7 +65,8 @@ pub fn quantiles_of<const N: usize>(values: impl Values, qs: [f64; N]) -> [Optio
     })
 }
 
-/// The two order statistics between which a quantile of `n` values lies, and how far from the first.
+/// The two order statistics between which a quantile of `n` values lies, and how far from the
+/// first.
 fn between(n: usize, q: f64) -> Option<(usize, usize, f64)> {
     assert!((0.0..=1.0).contains(&q), "quantile {q} is not in 0..=1");
     let last = n.checked_sub(1)?;

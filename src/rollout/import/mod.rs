@@ -1,8 +1,8 @@
 //! Records that other frameworks dumped, with both sides' log-probabilities of each token.
 //!
-//! A file is read a few lines at a time and nothing of it is kept, so that a dump may be larger than
-//! memory. What a dump holds in place of a log-probability is counted by kind and enters the record
-//! as a non-finite value, which no mean takes in.
+//! A file is read a few lines at a time and nothing of it is kept, so that a dump may be larger
+//! than memory. What a dump holds in place of a log-probability is counted by kind and enters the
+//! record as a non-finite value, which no mean takes in.
 
 mod column;
 mod error;
