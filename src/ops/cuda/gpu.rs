@@ -61,6 +61,10 @@ impl Gpu {
         let shared = context.attribute(optin).map_err(call("asking for its shared memory"))?;
         let functions = load(&context)?;
         let dynamic_shared_bytes = (shared as u64).saturating_sub(STATIC_SHARED_BYTES);
+        // SAFETY: loading a library runs its initialisers, which is what opening it means.
+        if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
+            return Err(DeviceError::NoLibrary);
+        }
         let library = Library::open(&stream).map_err(|source| DeviceError::Library { source })?;
         Ok(Arc::new(Self { stream, functions, dynamic_shared_bytes, library }))
     }
