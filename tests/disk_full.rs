@@ -47,6 +47,10 @@ impl Disk {
             let removed = if path.is_dir() { fs::remove_dir_all } else { fs::remove_file };
             removed(&path).expect("removed");
         }
+        self.grow(bytes);
+    }
+
+    fn grow(&self, bytes: u64) {
         let size = format!("remount,size={bytes}");
         let status = Command::new("mount").args(["-o", &size]).arg(self.path()).status();
         assert!(status.expect("mount starts").success(), "{size}");
@@ -170,6 +174,42 @@ fn a_run_that_leaves_its_model() {
     let names = ["evaluation.json", "checkpoints/final/config.json"].map(|n| format!("run/{n}"));
     assert_named(&found, &names.each_ref().map(String::as_str));
     assert_named(&found, &["run/checkpoints/final/model.safetensors"]);
+}
+
+/// The advice is good: with room made, `--resume` comes to the end that an undisturbed run has.
+#[test]
+fn a_run_goes_on_once_there_is_room() {
+    let sets = ["trainer.update=none", "checkpoint.every=1"];
+    let Some(disk) = Disk::mount() else { return };
+    let undisturbed = Run::small(&sets);
+    let mut stopped = BTreeSet::new();
+    for size in (4..60).step_by(3).map(|pages| pages * PAGE) {
+        disk.resize(size);
+        let out = disk.path().join("run");
+        let args = [&["run", SMALL][..], &set(&sets), &["--out"]].concat();
+        let output = gapscope().args(&args).arg(&out).output().expect("the binary starts");
+        if output.status.success() {
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(1));
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        stopped.insert(named_file(stderr.lines().last().expect("a message"), disk.path()));
+        disk.grow(64 << 20);
+        gapscope().args(&args).arg(&out).arg("--resume").assert().success();
+        let folder = RunFolder::open(&out).expect("a run");
+        let same = |a: PathBuf, b: PathBuf| {
+            assert!(
+                fs::read(&a).expect("a file") == fs::read(&b).expect("a file"),
+                "{a:?}, {size}"
+            );
+        };
+        same(folder.steps(), undisturbed.folder.steps());
+        for step in (1..=3).map(Step::new) {
+            same(folder.tokens(step), undisturbed.folder.tokens(step));
+            same(folder.rollouts(step), undisturbed.folder.rollouts(step));
+        }
+    }
+    assert!(stopped.iter().any(|name| name.starts_with("run/checkpoints/step-")), "{stopped:?}");
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! Where it is unset these tests say so and check nothing.
 
 mod common;
+#[path = "gguf/tiny.rs"]
+#[allow(dead_code)] // Here it is only written.
+mod tiny;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +20,7 @@ use common::shapes::odd_shapes;
 use common::{assert_close, config, random_tokens, random_weights};
 use gapscope::base::{Step, TokenId};
 use gapscope::config::Dtype;
-use gapscope::model::{load_master, save_folder, Plan, Preset};
+use gapscope::model::{load_master, save_folder, save_gguf, Plan, Preset};
 use gapscope::ops::array::Device;
 use gapscope::trainer::{Sequence, Trainer};
 use serde_json::{json, Value};
@@ -115,6 +118,22 @@ fn folders_load_without_a_missing_or_unexpected_key_and_give_our_logits() {
             assert_close(name, ours, &theirs.concat(), 2e-5);
         }
     }
+}
+
+#[test]
+fn a_folder_from_gguf_loads_too() {
+    let tiny = tiny::Tiny::new(false);
+    let (parent, file) = tiny.file();
+    let folder = parent.path().join("model");
+    save_gguf(&folder, &file, Dtype::F32).expect("saved");
+    let row = random_tokens(&tiny.plan.config, 40, 2);
+    let ids: Vec<u32> = row.iter().map(|id| id.get()).collect();
+    let Some(found) = transformers(&json!([ids]).to_string(), &[&folder]) else { return };
+    assert_eq!(found[0]["class"], "LlamaForCausalLM");
+    assert_eq!(found[0]["trouble"], json!({}));
+    let theirs: Vec<Vec<Vec<f32>>> =
+        serde_json::from_value(found[0]["logits"].clone()).expect("logits");
+    assert_close("gguf", &our_logits(&folder, &[row])[0], &theirs[0].concat(), 2e-5);
 }
 
 #[test]
