@@ -17,7 +17,7 @@ use crate::config::{EngineConfig, Fault};
 use crate::model::{combine_fingerprints, Model, Numerics, Plan, UnitBytes, UnitSpec};
 use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
-use crate::ops::sampling::{log_prob_rows, sample_rows};
+use crate::ops::sampling::sample_rows;
 
 /// The embedded engine.
 #[derive(Debug)]
@@ -156,7 +156,7 @@ impl Engine {
             };
             let mut work: Vec<_> = group.iter().map(place).collect();
             scores.extend(device.map(&mut work, |_, &mut (first, targets)| {
-                log_probs(runner, &self.contract, &x_th, first, targets)
+                runner.log_probs(&self.contract, &x_th, first, targets)
             }));
         }
         scores
@@ -216,9 +216,6 @@ pub fn block_memory(plan: &Plan, num: &Numerics, config: &EngineConfig) -> Block
     }
 }
 
-/// Rows whose logits exist at once, a thread.
-const LOGIT_ROWS: usize = 64;
-
 /// One entry a scheduled request, in the plan's order: the token sampled after its row, if any.
 fn sample(
     runner: &Runner,
@@ -229,7 +226,7 @@ fn sample(
 ) -> Vec<Option<SampledToken>> {
     let rows: Vec<usize> = (0..batch.rows.len()).filter(|&row| batch.rows[row].samples).collect();
     let device = runner.device();
-    let share = rows.len().div_ceil(device.parallelism()).clamp(1, LOGIT_ROWS);
+    let share = rows.len().div_ceil(device.parallelism()).clamp(1, Runner::LOGIT_ROWS);
     let draw = |rows: &[usize]| {
         let last = |&row: &usize| batch.rows[row].token_start + batch.rows[row].span().len - 1;
         let last: Vec<usize> = rows.iter().map(last).collect();
@@ -248,22 +245,6 @@ fn sample(
         sampled[batch.rows[row].plan_index] = Some(batch.sampled(row, token, logp));
     }
     sampled
-}
-
-/// log p of each target from the rows `first..` of x[T, H], one a target.
-pub fn log_probs(
-    runner: &Runner,
-    contract: &Contract,
-    x_th: &Array,
-    first: usize,
-    targets: &[TokenId],
-) -> Vec<LogProb> {
-    let part = |(i, targets): (usize, &[TokenId])| {
-        let start = first + i * LOGIT_ROWS;
-        let rows = x_th.row_range(runner.hidden(), start..start + targets.len());
-        log_prob_rows(&runner.logits(&rows), runner.vocab(), targets, contract)
-    };
-    targets.chunks(LOGIT_ROWS).enumerate().flat_map(part).collect()
 }
 
 #[cfg(test)]

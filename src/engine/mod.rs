@@ -25,7 +25,7 @@ pub use batch::{PersistentBatch, Row, StepBatch};
 pub use completion::{
     Completion, FinishReason, GenerationRequest, Life, Phase, SampledToken, StateBlock,
 };
-pub use embedded::{block_memory, layout, log_probs, Engine};
+pub use embedded::{block_memory, layout, Engine};
 pub use error::EngineError;
 pub use layout::{
     BlockMemory, CacheKind, CacheSpec, CacheView, Group, LayerCache, LayerPlace, Layout,

@@ -9,11 +9,12 @@
 use std::ops::Range;
 
 use super::{CacheView, LayerPlace, Layout, Phase, Row, StepBatch};
-use crate::base::GroupId;
+use crate::base::{Contract, GroupId, LogProb, TokenId};
 use crate::model::{Block, Model, Numerics, Span, Spans};
 use crate::ops::array::{Array, Device};
 use crate::ops::attention::{Contexts, Projected, Tables};
 use crate::ops::pages::{KeyValueView, Pages, StateView};
+use crate::ops::sampling::log_prob_rows;
 use crate::ops::state::{StateRow, States};
 
 /// Sees a layer's input, `[num_tokens, H]`, layer after layer.
@@ -40,6 +41,9 @@ struct Chunk {
 }
 
 impl Runner {
+    /// Rows whose logits exist at once, a thread.
+    pub const LOGIT_ROWS: usize = 64;
+
     #[must_use]
     pub fn new(num: Numerics, layout: &Layout, model: Model, state_index_bits: u32) -> Self {
         let device = model.root.device();
@@ -71,28 +75,29 @@ impl Runner {
         batch: &StepBatch,
         mut observe: Option<Observer<'_>>,
     ) -> Array {
-        let mut decodes = self.cut(batch, 0..batch.num_decodes);
-        let mut prefills = self.cut(batch, batch.num_decodes..batch.rows.len());
+        let mut chunks = self.cut(batch, 0..batch.num_decodes);
+        let num_decodes = chunks.len();
+        chunks.extend(self.cut(batch, batch.num_decodes..batch.rows.len()));
         for (layer, block) in self.model.blocks.iter().enumerate() {
             if let Some(observe) = &mut observe {
-                let all = decodes.iter().chain(&prefills);
-                observe(&all.flat_map(|chunk| chunk.x_th.to_host()).collect::<Vec<_>>());
+                let all = chunks.iter().flat_map(|chunk| chunk.x_th.to_host());
+                observe(&all.collect::<Vec<_>>());
             }
             let LayerPlace { group, view } = &self.places[layer];
             match view {
                 CacheView::State(view) => {
                     // The prefills' stores come before the decodes' loads.
+                    let (decodes, prefills) = chunks.split_at_mut(num_decodes);
                     let bits = self.state_index_bits;
-                    self.mamba(pages, batch, &mut prefills, block, (view, *group), bits);
-                    self.mamba(pages, batch, &mut decodes, block, (view, *group), u64::BITS);
+                    self.mamba(pages, batch, prefills, block, (view, *group), bits);
+                    self.mamba(pages, batch, decodes, block, (view, *group), u64::BITS);
                 }
                 CacheView::KeyValue(view) => {
-                    self.attention(pages, batch, &mut decodes, block, (view, *group));
-                    self.attention(pages, batch, &mut prefills, block, (view, *group));
+                    self.attention(pages, batch, &mut chunks, block, (view, *group));
                 }
             }
         }
-        let parts = decodes.into_iter().chain(prefills).map(|chunk| chunk.x_th).collect();
+        let parts = chunks.into_iter().map(|chunk| chunk.x_th).collect();
         Array::concat(&self.device, parts)
     }
 
@@ -106,6 +111,23 @@ impl Runner {
     #[must_use]
     pub fn logits(&self, x_th: &Array) -> Array {
         self.model.root.logits(&self.num, x_th)
+    }
+
+    /// log p of each target under the contract, from the rows `first..` of x[T, H], one a target.
+    #[must_use]
+    pub fn log_probs(
+        &self,
+        contract: &Contract,
+        x_th: &Array,
+        first: usize,
+        targets: &[TokenId],
+    ) -> Vec<LogProb> {
+        let part = |(i, targets): (usize, &[TokenId])| {
+            let start = first + i * Self::LOGIT_ROWS;
+            let rows = x_th.row_range(self.hidden(), start..start + targets.len());
+            log_prob_rows(&self.logits(&rows), self.vocab(), targets, contract)
+        };
+        targets.chunks(Self::LOGIT_ROWS).enumerate().flat_map(part).collect()
     }
 
     /// One part of the batch, all prefills or all decodes. `bits` is the width of the ssm state's

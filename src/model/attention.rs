@@ -12,7 +12,7 @@ use super::{AttentionShape, HfConfig, Numerics, Spans};
 use crate::ops::array::{Array, Device, SliceMut};
 use crate::ops::attention::{Contexts, Heads, Projected};
 use crate::ops::gemm::{Into, Projection};
-use crate::ops::rope::Rope;
+use crate::ops::rope::{Rope, Turns};
 use crate::ops::weights::Part;
 
 /// The weights of one mixer, packed.
@@ -117,8 +117,9 @@ impl Attention {
             [std::mem::replace(&mut rows.q, q), std::mem::replace(&mut rows.k, k)]
         });
         if let Some(rope) = &self.rope {
-            rows.q.rope(rope, spans, num.dtype);
-            rows.k.rope(rope, spans, num.dtype);
+            let turns = turns(rope, num, spans);
+            rows.q.rope(rope, &turns, num.dtype);
+            rows.k.rope(rope, &turns, num.dtype);
         }
         (raw, rows)
     }
@@ -166,8 +167,9 @@ impl Attention {
         self.o_proj.input_gradient(dout_th, Into::Overwrite, &mut dmixed);
         let mut d = acts.rows.backward(self.heads, spans, &dmixed);
         if let Some(rope) = &self.rope {
-            d.q.rope_backward(rope, spans, num.dtype);
-            d.k.rope_backward(rope, spans, num.dtype);
+            let turns = turns(rope, num, spans);
+            d.q.rope_backward(rope, &turns);
+            d.k.rope_backward(rope, &turns);
         }
         let device: Device = u_th.device();
         let mut next = |present: bool| match present {
@@ -193,4 +195,9 @@ impl Attention {
         }
         du_th
     }
+}
+
+/// Of each packed row, by its place in its sequence.
+fn turns(rope: &Rope, num: &Numerics, spans: &Spans) -> Turns {
+    rope.turns(spans.iter().flat_map(|span| span.positions()), num.dtype)
 }

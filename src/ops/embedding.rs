@@ -2,7 +2,7 @@
 //!
 //! Shape letters: T rows, V vocabulary, H hidden.
 
-use super::array::{Array, Device, SliceMut};
+use super::array::{Array, SliceMut};
 use super::weights::Part;
 use crate::base::TokenId;
 
@@ -17,13 +17,6 @@ impl Embedding {
     pub fn new(table_vh: Part<'_>) -> Self {
         match table_vh {
             Part::Cpu(table_vh) => Self::Cpu(table_vh.to_vec()),
-        }
-    }
-
-    #[must_use]
-    pub fn device(&self) -> Device {
-        match self {
-            Self::Cpu(_) => Device::Cpu,
         }
     }
 

@@ -8,7 +8,6 @@
 
 use super::array::Array;
 use super::round::to_dtype;
-use super::spans::Spans;
 use crate::config::Dtype;
 
 /// Llama 3.1's stretch: low frequencies are divided by `factor`, high ones stay, and those between
@@ -122,19 +121,17 @@ impl Llama3 {
 }
 
 impl Array {
-    /// q or k `[T, Q, E]` turned in place by each row's position.
-    pub fn rope(&mut self, rope: &Rope, spans: &Spans, dtype: Dtype) {
-        let turns = rope.turns(spans.iter().flat_map(|span| span.positions()), dtype);
+    /// q or k `[T, Q, E]` turned in place.
+    pub fn rope(&mut self, rope: &Rope, turns: &Turns, dtype: Dtype) {
         match self {
-            Self::Cpu(x) => rope.forward(&turns, x, dtype),
+            Self::Cpu(x) => rope.forward(turns, x, dtype),
         }
     }
 
     /// The gradient by [`Self::rope`]'s output into that by its input, in place.
-    pub fn rope_backward(&mut self, rope: &Rope, spans: &Spans, dtype: Dtype) {
-        let turns = rope.turns(spans.iter().flat_map(|span| span.positions()), dtype);
+    pub fn rope_backward(&mut self, rope: &Rope, turns: &Turns) {
         match self {
-            Self::Cpu(dx) => rope.backward(&turns, dx),
+            Self::Cpu(dx) => rope.backward(turns, dx),
         }
     }
 }

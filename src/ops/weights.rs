@@ -53,13 +53,6 @@ impl Weights {
         self.len() == 0
     }
 
-    #[must_use]
-    pub fn device(&self) -> Device {
-        match self {
-            Self::Cpu(_) => Device::Cpu,
-        }
-    }
-
     /// All of it.
     #[must_use]
     pub fn whole(&self) -> Part<'_> {
@@ -80,13 +73,6 @@ impl Part<'_> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    #[must_use]
-    pub fn device(&self) -> Device {
-        match self {
-            Self::Cpu(_) => Device::Cpu,
-        }
     }
 
     /// The first `at` elements, and the rest.

@@ -8,9 +8,8 @@ use std::fmt;
 
 use anyhow::{ensure, Result};
 
-use super::legs::LOGIT_ROWS;
 use crate::config::{Config, Leg};
-use crate::engine;
+use crate::engine::{self, Runner};
 use crate::model::{Plan, TensorSpec, UnitSpec};
 
 /// An activation, and the copy of it that the next operation makes.
@@ -61,7 +60,7 @@ impl Bound {
             // candle's log-softmax takes the sequence whole: logits, scaled, and the result.
             Leg::Reference => 3 * longest as u64,
             // A row more for what a temperature makes of it.
-            _ => rayon::current_num_threads() as u64 * (LOGIT_ROWS as u64 + 1),
+            _ => rayon::current_num_threads() as u64 * (Runner::LOGIT_ROWS as u64 + 1),
         };
         Ok(Self {
             weights: weight_bytes(plan, num.dtype.bytes(), leg),

@@ -10,8 +10,6 @@ use crate::trainer::reference::Reference;
 use crate::trainer::{Sequence, Trainer};
 use anyhow::Result;
 
-/// Rows whose logits exist at once, a thread.
-pub(super) const LOGIT_ROWS: usize = 64;
 /// The engine's addresses are right here: `score` has no faults.
 const STATE_INDEX_BITS: u32 = 64;
 
@@ -111,7 +109,7 @@ impl EngineLeg {
         };
         let mut work: Vec<_> = sequences.iter().map(place).collect();
         self.runner.device().map(&mut work, |_, &mut (first, targets)| {
-            engine::log_probs(&self.runner, &self.contract, &x_th, first, targets)
+            self.runner.log_probs(&self.contract, &x_th, first, targets)
         })
     }
 
@@ -146,9 +144,9 @@ impl EngineLeg {
 
     /// log p of each target from the row before it, `[T, H]` as it left the last layer.
     fn log_probs(&self, x_th: &Array, targets: &[TokenId]) -> Vec<LogProb> {
-        let mut parts: Vec<&[TokenId]> = targets.chunks(LOGIT_ROWS).collect();
+        let mut parts: Vec<&[TokenId]> = targets.chunks(Runner::LOGIT_ROWS).collect();
         let scored = self.runner.device().map(&mut parts, |i, targets| {
-            engine::log_probs(&self.runner, &self.contract, x_th, i * LOGIT_ROWS, targets)
+            self.runner.log_probs(&self.contract, x_th, i * Runner::LOGIT_ROWS, targets)
         });
         scored.into_iter().flatten().collect()
     }
