@@ -22,7 +22,7 @@ pub fn std(values: &[f64]) -> Option<f64> {
     std_of(values.iter().copied())
 }
 
-/// As [`std`], of values that are not kept.
+/// As [`std()`], of values that are not kept.
 pub fn std_of(values: impl Values) -> Option<f64> {
     let center = mean_of(values.clone())?;
     mean_of(values.map(|value| (value - center).powi(2))).map(f64::sqrt)
