@@ -6,7 +6,8 @@
 // src/ops/simd.rs. Bit for bit src/ops/scan.rs, forward and backward.
 //
 // Every kernel comes twice: `_16` holds the 16 states of nearly every Mamba-1 in registers, `_any`
-// keeps N of them in `spill`, [spans, D, N] floats.
+// keeps N of them in `spill`, [spans, D, N] floats. Where `last` is given, [spans, D, N] floats too,
+// the states that a launch ends with are left there instead of in its pages.
 #include "pages.cuh"
 
 // One channel, one row: advances the channel's N states, returns sum_n h*C.
@@ -62,6 +63,7 @@ __device__ __forceinline__ void forward(
     uint32_t states,
     uint32_t dtype,
     float* __restrict__ spill,
+    float* __restrict__ last,
     float* __restrict__ y_td) {
     const uint32_t span = blockIdx.x;
     const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
@@ -94,8 +96,22 @@ __device__ __forceinline__ void forward(
         round_states<FIXED>(h, n, state.dtype);
     }
     if (!paged) return;
+    if (last != nullptr) {
+        float* mine = last + static_cast<uint64_t>(span) * channels * n + first;
+#pragma unroll
+        for (uint32_t i = 0; i < n; ++i) mine[i] = h[i];
+        return;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < n; ++i) store_element(at, state.dtype, first + i, h[i]);
+}
+
+// The states that one span of `forward` has left in `last`, to their address. Spans whose addresses
+// may be the same are stored one after another. A thread owns an element.
+extern "C" __global__ void scan_store(
+    const float* __restrict__ last, State state, uint32_t span, uint64_t len) {
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < len) store_element(state_at(state, span), state.dtype, i, last[span * len + i]);
 }
 
 // The backward of sequences that start from nothing, for the channels `first`..`first + width`:
@@ -205,10 +221,10 @@ __device__ __forceinline__ void backward(
     const float *c_td, const float *dt_td, const float *b_tn, const float *c_tn,                 \
         const float *z_td, const float *a_dn, const float *skip_d, const float *dt_bias_d,       \
         State state, const uint32_t *starts, const uint32_t *lens, uint32_t channels,            \
-        uint32_t states, uint32_t dtype, float *spill, float *y_td
+        uint32_t states, uint32_t dtype, float *spill, float *last, float *y_td
 #define FORWARD_ARGUMENTS                                                                        \
     c_td, dt_td, b_tn, c_tn, z_td, a_dn, skip_d, dt_bias_d, state, starts, lens, channels,       \
-        states, dtype, spill, y_td
+        states, dtype, spill, last, y_td
 
 extern "C" __global__ void scan_forward_16(FORWARD_PARAMETERS) { forward<16>(FORWARD_ARGUMENTS); }
 

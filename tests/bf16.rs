@@ -3,12 +3,11 @@
 
 mod common;
 
-use common::{config, fixture, Golden};
+use common::{config, device, fixture, Golden};
 use gapscope::base::{RequestId, Stream, TokenId};
 use gapscope::config::{Config, Dtype};
 use gapscope::engine::{Completion, Engine, GenerationRequest};
 use gapscope::model::{load_master, save_folder, Plan};
-use gapscope::ops::array::Device;
 use gapscope::trainer::{Inspection, Sequence, Trainer};
 
 /// The fixture, converted and read back.
@@ -31,7 +30,7 @@ fn settings(dtype: &str, state: &str) -> Config {
 fn trainer(config: &Config) -> Trainer {
     let (plan, units) = model();
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &units)
+    Trainer::new(&device(), plan, num, config.trainer.clone(), &units)
 }
 
 fn inspect(dtype: &str, state: &str) -> Vec<Inspection> {
@@ -98,7 +97,7 @@ fn decode_prefill_and_trainer_agree_bit_for_bit() {
         let num = model().0.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
         let (contract, seed) = (config.contract(), config.seed);
         let mut engine =
-            Engine::new(&Device::Cpu, model().0, num, config.engine.clone(), contract, seed)
+            Engine::new(&device(), model().0, num, config.engine.clone(), contract, seed)
                 .expect("an engine");
         let weights = trainer.hand_over().expect("hand over");
         engine.load(weights.version, weights.units);

@@ -6,12 +6,11 @@
 mod common;
 
 use common::shapes::odd_shapes;
-use common::{config, random_weights};
+use common::{config, device, random_weights};
 use gapscope::base::{RequestId, Stream, TokenId};
 use gapscope::config::Config;
 use gapscope::engine::{layout, Completion, Engine, GenerationRequest};
 use gapscope::model::{Plan, Preset};
-use gapscope::ops::array::Device;
 use gapscope::trainer::{Sequence, Trainer};
 use proptest::prelude::*;
 
@@ -118,10 +117,10 @@ fn pair(case: &Case) -> Pair {
     let layout = layout(&plan, &num, &config.engine).expect("a layout");
     let needed = layout.blocks_for(config.engine.max_model_len) as u32 + 1;
     config.engine.num_gpu_blocks_override = Some(needed + case.spare);
-    let trainer = Trainer::new(&Device::Cpu, plan.clone(), num, config.trainer.clone(), &master);
+    let trainer = Trainer::new(&device(), plan.clone(), num, config.trainer.clone(), &master);
     let (contract, seed) = (config.contract(), config.seed);
-    let mut engine = Engine::new(&Device::Cpu, plan, num, config.engine.clone(), contract, seed)
-        .expect("engine");
+    let mut engine =
+        Engine::new(&device(), plan, num, config.engine.clone(), contract, seed).expect("engine");
     let weights = trainer.hand_over().expect("hand over");
     engine.load(weights.version, weights.units);
     Pair { engine, trainer, config }

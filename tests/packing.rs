@@ -4,11 +4,10 @@
 mod common;
 
 use common::{
-    config, gradient_by_update, random_tokens, random_weights, GRADIENT_BY_UPDATE, PLAIN,
+    config, device, gradient_by_update, random_tokens, random_weights, GRADIENT_BY_UPDATE, PLAIN,
 };
 use gapscope::base::TokenId;
 use gapscope::model::{Plan, Preset};
-use gapscope::ops::array::Device;
 use gapscope::trainer::{Sequence, Trainer};
 
 /// Lengths of two documents that share a chunk, and where the second starts scoring.
@@ -24,7 +23,7 @@ fn trainer(dtype: &str, chunk: usize) -> Trainer {
          {GRADIENT_BY_UPDATE}trainer.max_tokens_per_chunk = {chunk}\n"
     ));
     let num = plan().numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    Trainer::new(&Device::Cpu, plan(), num, config.trainer, &random_weights(&plan(), 1))
+    Trainer::new(&device(), plan(), num, config.trainer, &random_weights(&plan(), 1))
 }
 
 fn document(len: usize, seed: u64, prompt_len: usize) -> Sequence {

@@ -3,11 +3,10 @@
 mod common;
 
 use common::shapes::odd_shapes;
-use common::{assert_close, by_name, config, random_tokens, random_weights, PLAIN};
+use common::{assert_close, by_name, config, device, random_tokens, random_weights, PLAIN};
 use gapscope::base::TokenId;
 use gapscope::config::Dtype;
 use gapscope::model::Plan;
-use gapscope::ops::array::Device;
 use gapscope::trainer::reference::Reference;
 use gapscope::trainer::{Sequence, Trainer};
 
@@ -24,7 +23,7 @@ fn batch(plan: &Plan) -> Vec<Vec<TokenId>> {
 fn trainer(plan: &Plan, units: &[Vec<f32>], dtype: Dtype) -> Trainer {
     let toml = "name = \"odd\"\nmodel.preset = \"tiny-jamba\"\ntrainer.max_tokens_per_chunk = 40\n";
     let num = plan.numerics(dtype, Dtype::F32);
-    Trainer::new(&Device::Cpu, plan.clone(), num, config(toml).trainer, units)
+    Trainer::new(&device(), plan.clone(), num, config(toml).trainer, units)
 }
 
 fn sequences(batch: &[Vec<TokenId>]) -> Vec<Sequence> {

@@ -17,11 +17,10 @@ use std::process::Command;
 use assert_cmd::cargo::CommandCargoExt;
 use common::run::Run;
 use common::shapes::odd_shapes;
-use common::{assert_close, config, random_tokens, random_weights};
+use common::{assert_close, config, device, random_tokens, random_weights};
 use gapscope::base::{Step, TokenId};
 use gapscope::config::Dtype;
 use gapscope::model::{load_master, save_folder, save_gguf, Plan, Preset};
-use gapscope::ops::array::Device;
 use gapscope::trainer::{Sequence, Trainer};
 use serde_json::{json, Value};
 
@@ -69,7 +68,7 @@ fn our_logits(folder: &Path, rows: &[Vec<TokenId>]) -> Vec<Vec<f32>> {
     let (plan, units) = load_master(folder).expect("a model folder");
     let config = config("name = \"folder\"\nmodel.preset = \"tiny-jamba\"\n");
     let num = plan.numerics(Dtype::F32, Dtype::F32);
-    let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer, &units);
+    let trainer = Trainer::new(&device(), plan, num, config.trainer, &units);
     let sequence = |row: &Vec<TokenId>| Sequence { tokens: row.clone(), prompt_len: 1 };
     let seen = trainer.inspect(&rows.iter().map(sequence).collect::<Vec<_>>()).expect("inspect");
     seen.into_iter().map(|one| one.logits).collect()

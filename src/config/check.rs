@@ -81,7 +81,10 @@ fn engine(source: &Source, model_dtype: Dtype) -> EngineConfig {
     let state_dtype: String = source.get("engine.mamba_ssm_cache_dtype");
     EngineConfig {
         device: source.get("engine.device"),
-        device_memory: size(source, "engine.device_memory"),
+        device_memory: match source.value("engine.device_memory") {
+            Some(auto) if auto.as_str() == Some("auto") => None,
+            _ => Some(size(source, "engine.device_memory")),
+        },
         gpu_memory_utilization: source.get("engine.gpu_memory_utilization"),
         num_gpu_blocks_override: source.optional("engine.num_gpu_blocks_override"),
         max_num_batched_tokens: source.get("engine.max_num_batched_tokens"),

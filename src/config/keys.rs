@@ -27,7 +27,8 @@ pub enum IfAbsent {
 use IfAbsent::{Error, Is, Nothing};
 
 /// Named shapes with seeded random weights.
-pub const PRESETS: &[&str] = &["tiny-jamba", "tiny-mamba", "tiny-llama", "jamba-3b-shape"];
+pub const PRESETS: &[&str] =
+    &["tiny-jamba", "tiny-mamba", "tiny-llama", "small-jamba", "jamba-3b-shape"];
 
 const DTYPES: &[&str] = &["f32", "bf16", "float32", "bfloat16"];
 const STATE_DTYPES: &[&str] = &["auto", "f32", "bf16", "float32", "bfloat16"];
@@ -108,10 +109,10 @@ keys! {
         Is("\"embedded\""), "", "Which engine generates.";
     "engine.replicas", Kind::Only { value: "1", why: "this build runs one engine" },
         Is("1"), "vLLM data_parallel_size", "Engines side by side.";
-    "engine.device", Kind::Only { value: "\"cpu\"", why: "this build has no CUDA" },
-        Is("\"cpu\""), "", "Where engine and trainer compute.";
-    "engine.device_memory", Kind::Bytes, Is("\"256MiB\""), "",
-        "Memory that the engine plans with: weights and blocks.";
+    "engine.device", Kind::OneOf(&["cpu", "cuda"]), Is("\"cpu\""), "",
+        "Where engine and trainer compute; cuda is the first device that the driver shows.";
+    "engine.device_memory", Kind::BytesOrAuto, Is("\"auto\""), "",
+        "Memory the engine plans with: weights, blocks. auto: 256MiB; on cuda the device's own.";
     "engine.gpu_memory_utilization", Kind::Number(Range::UnitNotZero), Is("0.9"),
         "vLLM gpu_memory_utilization", "The share of device_memory that it may use.";
     "engine.num_gpu_blocks_override", Kind::Int { min: 2, max: u32::MAX as i64 },

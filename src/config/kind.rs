@@ -18,6 +18,8 @@ pub enum Kind {
     Pair(Range),
     /// Bytes: an integer, or a string with a binary unit.
     Bytes,
+    /// The same, or "auto".
+    BytesOrAuto,
     /// What may name a folder.
     Name,
     Text,
@@ -63,6 +65,7 @@ impl Kind {
                 pair.len() == 2 && pair.iter().all(|v| number(v).is_some_and(|v| range.contains(v)))
             }),
             Self::Bytes => bytes(value).is_some(),
+            Self::BytesOrAuto => value.as_str() == Some("auto") || bytes(value).is_some(),
             Self::Name => value.as_str().is_some_and(is_folder_name),
             Self::Text => value.as_str().is_some_and(|text| !text.is_empty()),
             Self::Words => value.as_array().is_some_and(|words| {
@@ -100,6 +103,7 @@ impl Kind {
                 "a positive number of bytes, or a string such as \"24MiB\" (KiB, MiB, GiB, TiB)"
                     .to_owned()
             }
+            Self::BytesOrAuto => format!("\"auto\", {}", Self::Bytes.allowed()),
             Self::Name => {
                 "a string that can name a folder: a letter or digit, then also any of .-_=,"
                     .to_owned()

@@ -67,10 +67,10 @@ impl Dtype {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// `cpu` is the only device of this build.
     pub device: Device,
-    /// Bytes the engine may plan with, before `gpu_memory_utilization`.
-    pub device_memory: u64,
+    /// Bytes the engine may plan with, before `gpu_memory_utilization`; `None` is what the device
+    /// has, or [`CPU_MEMORY`].
+    pub device_memory: Option<u64>,
     pub gpu_memory_utilization: f64,
     /// Replaces the block count that the memory would give, up or down.
     pub num_gpu_blocks_override: Option<u32>,
@@ -95,7 +95,22 @@ pub struct EngineConfig {
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     Cpu,
+    /// A CUDA device, which needs a build with the feature `cuda`.
+    Cuda,
 }
+
+impl EngineConfig {
+    /// Whether the number of blocks is what the device's own memory leaves.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        self.device == Device::Cuda
+            && self.device_memory.is_none()
+            && self.num_gpu_blocks_override.is_none()
+    }
+}
+
+/// What the engine plans with on the CPU unless it is told: enough for a laptop's experiments.
+pub const CPU_MEMORY: u64 = 256 << 20;
 
 /// How rows of one engine step are told apart as decode or prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]

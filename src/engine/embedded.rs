@@ -13,7 +13,7 @@ use super::{
     StepBatch,
 };
 use crate::base::{Contract, LogProb, Noise, Position, TokenId, WeightVersion};
-use crate::config::{EngineConfig, Fault};
+use crate::config::{EngineConfig, Fault, CPU_MEMORY};
 use crate::model::{combine_fingerprints, Model, Numerics, Plan, UnitBytes, UnitSpec};
 use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
@@ -45,7 +45,8 @@ struct Weights {
 }
 
 impl Engine {
-    /// An engine without weights, its pool zeroed and its free list in order.
+    /// An engine without weights, its pool zeroed and its free list in order. The number of blocks
+    /// is the configuration's, without a look at the device: see [`super::measured_memory`].
     ///
     /// # Errors
     /// A layout that cannot be, a pool too small for one request or too large for this machine.
@@ -57,9 +58,26 @@ impl Engine {
         contract: Contract,
         seed: u64,
     ) -> Result<Self, EngineError> {
+        let memory = block_memory(&plan, &num, &config);
+        let num_blocks = layout(&plan, &num, &config)?.num_blocks(&memory)?;
+        Self::with_blocks(device, plan, num, config, contract, seed, num_blocks)
+    }
+
+    /// The same with a pool of so many blocks, whatever the configuration says of them.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_blocks(
+        device: &Device,
+        plan: Plan,
+        num: Numerics,
+        config: EngineConfig,
+        contract: Contract,
+        seed: u64,
+        num_blocks: u32,
+    ) -> Result<Self, EngineError> {
         let layout = layout(&plan, &num, &config)?;
-        let num_blocks = layout.num_blocks(&block_memory(&plan, &num, &config))?;
-        if !Pages::fit(layout.num_buffers, num_blocks, layout.page_bytes) {
+        if !Pages::fit(device, layout.num_buffers, num_blocks, layout.page_bytes) {
             let bytes = layout.block_bytes() * u64::from(num_blocks);
             return Err(EngineError::PoolTooLarge { num_blocks, bytes });
         }
@@ -89,6 +107,8 @@ impl Engine {
         let of_unit =
             |(unit, spec): (&UnitBytes, &UnitSpec)| unit.fingerprints(spec).collect::<Vec<_>>();
         let fingerprints: Vec<u64> = each.flat_map(of_unit).collect();
+        // The old ones go first: a device has no room for both.
+        self.weights = None;
         let model = Model::load(&self.plan, &units, &self.device);
         let bits = self.config.state_index_bits;
         let layout = self.scheduler.layout();
@@ -141,7 +161,7 @@ impl Engine {
     pub fn score_prefill<'a>(&self, sequences: &[(&'a [TokenId], usize)]) -> Vec<Vec<LogProb>> {
         let (runner, device) = (&self.weights().runner, &self.device);
         let mut scores = Vec::with_capacity(sequences.len());
-        for group in sequences.chunks(device.parallelism()) {
+        for group in sequences.chunks(device.sequences_at_once()) {
             let feed = |(sequence, &(tokens, _)): (usize, &(&'a [TokenId], usize))| Feed {
                 sequence,
                 phase: Phase::Prefill,
@@ -209,9 +229,9 @@ pub fn layout(plan: &Plan, num: &Numerics, config: &EngineConfig) -> Result<Layo
 #[must_use]
 pub fn block_memory(plan: &Plan, num: &Numerics, config: &EngineConfig) -> BlockMemory {
     BlockMemory {
-        device_memory: config.device_memory,
+        device_memory: config.device_memory.unwrap_or(CPU_MEMORY),
         gpu_memory_utilization: config.gpu_memory_utilization,
-        weight_bytes: plan.num_parameters() * num.dtype.bytes(),
+        used_bytes: plan.num_parameters() * num.dtype.bytes(),
         num_gpu_blocks_override: config.num_gpu_blocks_override,
     }
 }

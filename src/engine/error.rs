@@ -28,7 +28,7 @@ pub enum EngineError {
     OverrideTooSmall { found: u32, needed: u64, max_model_len: u32 },
     #[error(
         "engine.device_memory = {device_memory} bytes at gpu_memory_utilization = {utilization} \
-         leaves {found} blocks after {weight_bytes} bytes of weights, but one request of \
+         leaves {found} blocks after {used_bytes} bytes of weights, but one request of \
          engine.max_model_len = {max_model_len} tokens needs {needed}, the null block included: \
          raise device_memory to at least {device_memory_needed}, raise gpu_memory_utilization, or \
          lower max_model_len"
@@ -36,7 +36,7 @@ pub enum EngineError {
     MemoryTooSmall {
         device_memory: u64,
         utilization: f64,
-        weight_bytes: u64,
+        used_bytes: u64,
         found: u64,
         needed: u64,
         max_model_len: u32,

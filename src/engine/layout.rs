@@ -104,7 +104,9 @@ pub struct Layout {
 pub struct BlockMemory {
     pub device_memory: u64,
     pub gpu_memory_utilization: f64,
-    pub weight_bytes: u64,
+    /// The weights; where a device was measured, all that is not the pool at the fullest moment of
+    /// a step.
+    pub used_bytes: u64,
     /// Replaces what the memory would give, up or down.
     pub num_gpu_blocks_override: Option<u32>,
 }
@@ -214,17 +216,16 @@ impl Layout {
             let error = EngineError::OverrideTooSmall { found, needed, max_model_len };
             return if enough { Ok(found) } else { Err(error) };
         }
-        let &BlockMemory {
-            device_memory, weight_bytes, gpu_memory_utilization: utilization, ..
-        } = memory;
+        let &BlockMemory { device_memory, used_bytes, gpu_memory_utilization: utilization, .. } =
+            memory;
         let usable = (device_memory as f64 * utilization) as u64;
-        let found = usable.saturating_sub(weight_bytes) / self.block_bytes();
+        let found = usable.saturating_sub(used_bytes) / self.block_bytes();
         if found < needed {
-            let bytes_needed = weight_bytes + needed * self.block_bytes();
+            let bytes_needed = used_bytes + needed * self.block_bytes();
             return Err(EngineError::MemoryTooSmall {
                 device_memory,
                 utilization,
-                weight_bytes,
+                used_bytes,
                 found,
                 needed,
                 max_model_len,

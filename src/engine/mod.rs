@@ -12,6 +12,7 @@ mod error;
 mod layout;
 mod plan;
 mod pool;
+mod profile;
 mod replay;
 mod request;
 mod runner;
@@ -32,6 +33,7 @@ pub use layout::{
 };
 pub use plan::{Admission, Scheduled, StepPlan};
 pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
+pub use profile::measured_memory;
 pub use replay::{Cause, Forecast, Misread, Replay, Source};
 pub use request::{Finished, Request};
 pub use runner::{Observer, Runner};

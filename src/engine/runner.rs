@@ -156,7 +156,10 @@ impl Runner {
             block.forward_mamba(&self.num, &chunk.spans, states, &mut chunk.x_th);
         });
         for (_, (states, rows)) in &work {
-            states.store(pages, view, rows, bits);
+            states.store_conv(pages, view, rows);
+        }
+        for (_, (states, rows)) in &work {
+            states.store_ssm(pages, view, rows, bits);
         }
     }
 

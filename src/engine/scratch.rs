@@ -35,6 +35,12 @@ impl Scratch {
         Self { layout: layout.clone(), pages, computed: vec![0; sequences] }
     }
 
+    /// Bytes of its pages.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.pages.len_bytes()
+    }
+
     /// Runs one batch; decode feeds come first. Returns what left the last layer, `[T, H]`, the
     /// feeds' rows one after another. `observe` sees each layer's input.
     pub fn feed(

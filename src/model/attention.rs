@@ -9,7 +9,7 @@
 
 use super::unit::TensorSpec;
 use super::{AttentionShape, HfConfig, Numerics, Spans};
-use crate::ops::array::{Array, Device, SliceMut};
+use crate::ops::array::{Array, SliceMut};
 use crate::ops::attention::{Contexts, Heads, Projected};
 use crate::ops::gemm::{Into, Projection};
 use crate::ops::rope::{Rope, Turns};
@@ -171,10 +171,9 @@ impl Attention {
             d.q.rope_backward(rope, &turns);
             d.k.rope_backward(rope, &turns);
         }
-        let device: Device = u_th.device();
         let mut next = |present: bool| match present {
             true => parts.next().expect("the unit's tensors are in this order"),
-            false => SliceMut::none(&device),
+            false => SliceMut::none(),
         };
         let linears = [&self.q_proj, &self.k_proj, &self.v_proj];
         let grads = linears.map(|_| (next(true), next(self.shape.qkv_bias)));

@@ -47,6 +47,7 @@ enum Experts {
 }
 
 /// What a mixer's forward leaves for its backward.
+#[allow(clippy::large_enum_variant)] // One at a time, on the stack.
 enum Saved {
     Mamba(mamba::Activations),
     Attention(attention::Activations),

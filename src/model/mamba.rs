@@ -96,14 +96,10 @@ struct Gradients<'a> {
 }
 
 impl<'a> Gradients<'a> {
-    fn take(
-        shape: &MambaShape,
-        device: &Device,
-        parts: &mut impl Iterator<Item = SliceMut<'a>>,
-    ) -> Self {
+    fn take(shape: &MambaShape, parts: &mut impl Iterator<Item = SliceMut<'a>>) -> Self {
         let mut next = |present: bool| match present {
             true => parts.next().expect("the unit's tensors are in this order"),
-            false => SliceMut::none(device),
+            false => SliceMut::none(),
         };
         Self {
             in_proj: next(true),
@@ -222,7 +218,7 @@ impl Mamba {
         dout_th: &Array,
         parts: &mut impl Iterator<Item = SliceMut<'a>>,
     ) -> Array {
-        let mut grads = Gradients::take(&self.shape, &u_th.device(), parts);
+        let mut grads = Gradients::take(&self.shape, parts);
         let mut dy_td = acts.y_td.zeros_like();
         self.out_proj.input_gradient(dout_th, Into::Overwrite, &mut dy_td);
         self.out_proj.weight_gradient(dout_th, &acts.y_td, grads.out_proj.reborrow());

@@ -1,5 +1,7 @@
 //! Named shapes with seeded random weights.
 
+use rayon::prelude::*;
+
 use super::{
     AttentionShape, Every, Family, FeedForwardShape, HfConfig, MambaShape, ModelError, Plan,
     RopeShape, TensorSpec,
@@ -15,13 +17,14 @@ pub enum Preset {
     TinyMamba,
     /// The same in attention layers alone.
     TinyLlama,
+    SmallJamba,
     /// The shape of AI21-Jamba-Reasoning-3B.
     Jamba3bShape,
 }
 
 impl Preset {
-    pub const ALL: [Self; 4] =
-        [Self::TinyJamba, Self::TinyMamba, Self::TinyLlama, Self::Jamba3bShape];
+    pub const ALL: [Self; 5] =
+        [Self::TinyJamba, Self::TinyMamba, Self::TinyLlama, Self::SmallJamba, Self::Jamba3bShape];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -29,6 +32,7 @@ impl Preset {
             Self::TinyJamba => "tiny-jamba",
             Self::TinyMamba => "tiny-mamba",
             Self::TinyLlama => "tiny-llama",
+            Self::SmallJamba => "small-jamba",
             Self::Jamba3bShape => "jamba-3b-shape",
         }
     }
@@ -74,6 +78,20 @@ impl Preset {
                 rms_norm_eps: 1e-5,
                 ..tiny
             },
+            Self::SmallJamba => HfConfig {
+                hidden_size: 256,
+                num_hidden_layers: 8,
+                attention: tiny.attention.map(|shape| AttentionShape {
+                    layers: Every { period: 8, offset: 4 },
+                    heads: 8,
+                    kv_heads: 2,
+                    head_dim: 32,
+                    ..shape
+                }),
+                mamba: tiny.mamba.map(|shape| MambaShape { d_inner: 512, dt_rank: 16, ..shape }),
+                feed_forward: Some(FeedForwardShape { intermediate_size: 768, experts: None }),
+                ..tiny
+            },
             Self::Jamba3bShape => HfConfig {
                 vocab_size: 65_536,
                 hidden_size: 2560,
@@ -99,9 +117,10 @@ impl Preset {
     #[must_use]
     pub fn weights(plan: &Plan, seed: u64) -> Vec<Vec<f32>> {
         let unit = |spec: &super::UnitSpec| {
-            spec.tensors.iter().flat_map(|tensor| Self::tensor(plan, tensor, seed)).collect()
+            let tensors = spec.tensors.par_iter().map(|tensor| Self::tensor(plan, tensor, seed));
+            tensors.collect::<Vec<_>>().concat()
         };
-        plan.units.iter().map(unit).collect()
+        plan.units.par_iter().map(unit).collect()
     }
 
     /// One tensor's weights. Mamba's own start values where it has them (Gu and Dao 2023: A =
@@ -196,6 +215,7 @@ mod tests {
     fn shapes_have_their_published_sizes() {
         let count = |preset: Preset| Plan::new(preset.config()).num_parameters();
         assert_eq!(count(Preset::TinyJamba), 241_964);
+        assert_eq!(count(Preset::SmallJamba), 8_082_512);
         // 3.03 billion, a tied head counted once.
         assert_eq!(count(Preset::Jamba3bShape), 3_029_337_472);
     }
@@ -216,7 +236,7 @@ mod tests {
         assert_eq!(
             message,
             "unknown preset \"jamba\"; the presets are tiny-jamba, tiny-mamba, tiny-llama, \
-            jamba-3b-shape"
+            small-jamba, jamba-3b-shape"
         );
     }
 }

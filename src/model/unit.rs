@@ -3,6 +3,8 @@
 //! A unit is one flat array. The order of its tensors is the order in which blocks take them, so
 //! one list is layout, loader and gradient map at once.
 
+use rayon::prelude::*;
+
 use crate::config::Dtype;
 use crate::ops::array::{Array, Device, SliceMut};
 use crate::ops::weights::{widen, Part, Weights};
@@ -85,6 +87,9 @@ impl UnitSpec {
     }
 }
 
+/// Elements that one thread rounds at a time.
+const PIECE: usize = 1 << 16;
+
 /// A unit's weights as gathered: compute-dtype bytes, the form in which they reach the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitBytes {
@@ -96,12 +101,18 @@ impl UnitBytes {
     /// Rounds f32 master weights to the compute dtype, little-endian.
     #[must_use]
     pub fn from_master(flat: &[f32], dtype: Dtype) -> Self {
-        let bytes = match dtype {
-            Dtype::F32 => flat.iter().flat_map(|w| w.to_le_bytes()).collect(),
-            Dtype::Bf16 => {
-                flat.iter().flat_map(|w| half::bf16::from_f32(*w).to_le_bytes()).collect()
+        let width = dtype.bytes() as usize;
+        let mut bytes = vec![0; flat.len() * width];
+        let pieces = bytes.par_chunks_mut(PIECE * width).zip(flat.par_chunks(PIECE));
+        pieces.for_each(|(bytes, flat)| {
+            let elements = bytes.chunks_exact_mut(width).zip(flat);
+            match dtype {
+                Dtype::F32 => elements.for_each(|(b, w)| b.copy_from_slice(&w.to_le_bytes())),
+                Dtype::Bf16 => elements.for_each(|(b, w)| {
+                    b.copy_from_slice(&half::bf16::from_f32(*w).to_le_bytes());
+                }),
             }
-        };
+        });
         Self { dtype, bytes }
     }
 

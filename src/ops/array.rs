@@ -3,31 +3,88 @@
 //! An operation is one function that matches on where its first array lies: the CPU's plain loops,
 //! or a launch. Arrays of two devices in one call are a programmer's error.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod slice;
+
+pub use slice::SliceMut;
+
+use std::borrow::Cow;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use super::cuda::{Floats, Gpu};
+
 /// Where arrays live and operations run.
 #[derive(Clone, Debug, Default)]
 pub enum Device {
     #[default]
     Cpu,
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<Gpu>),
+}
+
+/// Bytes of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    pub total: u64,
+    /// Taken by anybody, at the fullest moment.
+    pub fullest: u64,
 }
 
 /// Consecutive f32 values on one device, row-major.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Array {
     Cpu(Vec<f32>),
-}
-
-/// A part of an [`Array`] to write to: one tensor's gradient in its unit's flat array.
-#[derive(Debug)]
-pub enum SliceMut<'a> {
-    Cpu(&'a mut [f32]),
+    #[cfg(feature = "cuda")]
+    Cuda(Floats),
 }
 
 impl Device {
+    /// Whether its arrays are this process's own memory.
+    #[must_use]
+    pub fn is_host(&self) -> bool {
+        matches!(self, Self::Cpu)
+    }
+
     /// Chunks of rows that are worth having at once: one a thread, or all rows in one launch.
     #[must_use]
     pub fn parallelism(&self) -> usize {
         match self {
             Self::Cpu => rayon::current_num_threads(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => 1,
+        }
+    }
+
+    /// Whole sequences that are worth a forward together.
+    #[must_use]
+    pub fn sequences_at_once(&self) -> usize {
+        match self {
+            Self::Cpu => rayon::current_num_threads(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => 32,
+        }
+    }
+
+    /// The most memory that is taken while `work` runs; `None`, without running it, on the host,
+    /// whose memory is nobody's alone.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn fullest<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<MemoryUse>, E> {
+        match self {
+            Self::Cpu => {
+                drop(work);
+                Ok(None)
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(gpu) => {
+                gpu.watch_memory();
+                work()?;
+                Ok(Some(gpu.memory_use()))
+            }
         }
     }
 
@@ -41,6 +98,8 @@ impl Device {
         use rayon::prelude::*;
         match self {
             Self::Cpu => items.par_iter_mut().enumerate().map(|(i, item)| body(i, item)).collect(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => items.iter_mut().enumerate().map(|(i, item)| body(i, item)).collect(),
         }
     }
 
@@ -48,6 +107,8 @@ impl Device {
     pub fn zeros(&self, len: usize) -> Array {
         match self {
             Self::Cpu => Array::Cpu(vec![0.0; len]),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(gpu) => Array::Cuda(Floats::zeros(gpu, len)),
         }
     }
 
@@ -56,6 +117,8 @@ impl Device {
     pub fn upload(&self, values: Vec<f32>) -> Array {
         match self {
             Self::Cpu => Array::Cpu(values),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(gpu) => Array::Cuda(Floats::upload(gpu, &values)),
         }
     }
 }
@@ -65,6 +128,8 @@ impl Array {
     pub fn device(&self) -> Device {
         match self {
             Self::Cpu(_) => Device::Cpu,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => Device::Cuda(Arc::clone(values.gpu())),
         }
     }
 
@@ -72,6 +137,8 @@ impl Array {
     pub fn len(&self) -> usize {
         match self {
             Self::Cpu(values) => values.len(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => values.len(),
         }
     }
 
@@ -91,6 +158,8 @@ impl Array {
     pub fn to_host(&self) -> Vec<f32> {
         match self {
             Self::Cpu(values) => values.clone(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => values.to_host(),
         }
     }
 
@@ -99,6 +168,44 @@ impl Array {
     pub fn into_host(self) -> Vec<f32> {
         match self {
             Self::Cpu(values) => values,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => values.to_host(),
+        }
+    }
+
+    /// The values on the host, without a copy where they are there.
+    #[must_use]
+    pub fn on_host(&self) -> Cow<'_, [f32]> {
+        match self {
+            Self::Cpu(values) => Cow::Borrowed(values),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => Cow::Owned(values.to_host()),
+        }
+    }
+
+    /// Their bytes, little-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> Cow<'_, [u8]> {
+        match self.on_host() {
+            Cow::Borrowed(values) => Cow::Borrowed(bytemuck::cast_slice(values)),
+            Cow::Owned(values) => Cow::Owned(bytemuck::cast_slice(&values).to_vec()),
+        }
+    }
+
+    /// Puts back what [`Self::to_bytes`] gave, which `read` fills.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn restore<E>(&mut self, read: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<(), E> {
+        match self {
+            Self::Cpu(values) => read(bytemuck::cast_slice_mut(values)),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => {
+                let mut host = vec![0.0_f32; values.len()];
+                read(bytemuck::cast_slice_mut(&mut host))?;
+                *values = Floats::upload(values.gpu(), &host);
+                Ok(())
+            }
         }
     }
 
@@ -107,12 +214,34 @@ impl Array {
     pub(super) fn cpu(&self) -> &[f32] {
         match self {
             Self::Cpu(values) => values,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => panic!("{TWO_DEVICES}"),
         }
     }
 
     pub(super) fn cpu_mut(&mut self) -> &mut Vec<f32> {
         match self {
             Self::Cpu(values) => values,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => panic!("{TWO_DEVICES}"),
+        }
+    }
+
+    /// The device's values, in the device's half of an operation.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub(super) fn cuda(&self) -> &Floats {
+        match self {
+            Self::Cuda(values) => values,
+            Self::Cpu(_) => panic!("{TWO_DEVICES}"),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn cuda_mut(&mut self) -> &mut Floats {
+        match self {
+            Self::Cuda(values) => values,
+            Self::Cpu(_) => panic!("{TWO_DEVICES}"),
         }
     }
 
@@ -120,6 +249,8 @@ impl Array {
     pub fn slice_mut(&mut self) -> SliceMut<'_> {
         match self {
             Self::Cpu(values) => SliceMut::Cpu(values),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => SliceMut::Cuda(values.slice_mut()),
         }
     }
 
@@ -128,6 +259,11 @@ impl Array {
         assert_eq!(self.len(), other.len(), "a sum of unequal lengths");
         match self {
             Self::Cpu(values) => values.iter_mut().zip(other.cpu()).for_each(|(x, y)| *x += y),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => {
+                let gpu = Arc::clone(values.gpu());
+                super::round::cuda::add_assign(&gpu, &mut values.view_mut(), &other.cuda().view());
+            }
         }
     }
 
@@ -136,6 +272,8 @@ impl Array {
     pub fn row_range(&self, width: usize, rows: std::ops::Range<usize>) -> Self {
         match self {
             Self::Cpu(values) => Self::Cpu(values[rows.start * width..rows.end * width].to_vec()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => Self::Cuda(values.range(rows.start * width..rows.end * width)),
         }
     }
 
@@ -146,6 +284,12 @@ impl Array {
             Self::Cpu(values) => {
                 let row = |&row: &usize| &values[row * width..][..width];
                 Self::Cpu(rows.iter().flat_map(row).copied().collect())
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => {
+                let gpu = values.gpu();
+                let rows = cuda::gather_rows(gpu, &values.view(), width, rows);
+                Self::Cuda(Floats::new(gpu, rows))
             }
         }
     }
@@ -162,6 +306,12 @@ impl Array {
                 }
                 Self::Cpu(out)
             }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => {
+                let gpu = values.gpu();
+                let out = cuda::scatter_rows(gpu, &values.view(), width, rows, count);
+                Self::Cuda(Floats::new(gpu, out))
+            }
         }
     }
 
@@ -175,54 +325,14 @@ impl Array {
                 parts.for_each(|part| whole.extend_from_slice(&part));
                 Self::Cpu(whole)
             }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) if parts.len() == 1 => parts.into_iter().next().expect("one part"),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => Self::Cuda(Floats::concat(gpu, parts.iter().map(Self::cuda))),
         }
     }
 }
 
-impl SliceMut<'_> {
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Cpu(values) => values.len(),
-        }
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The same part, for a shorter time.
-    pub fn reborrow(&mut self) -> SliceMut<'_> {
-        match self {
-            Self::Cpu(values) => SliceMut::Cpu(values),
-        }
-    }
-
-    pub(super) fn cpu(&mut self) -> &mut [f32] {
-        match self {
-            Self::Cpu(values) => values,
-        }
-    }
-}
-
-impl<'a> SliceMut<'a> {
-    /// Two disjoint parts.
-    #[must_use]
-    pub fn split_at(self, at: usize) -> (Self, Self) {
-        match self {
-            Self::Cpu(values) => {
-                let (first, second) = values.split_at_mut(at);
-                (Self::Cpu(first), Self::Cpu(second))
-            }
-        }
-    }
-
-    /// No elements, on the same device: the gradient of a tensor that is not there.
-    #[must_use]
-    pub fn none(device: &Device) -> Self {
-        match device {
-            Device::Cpu => Self::Cpu(&mut []),
-        }
-    }
-}
+/// Arrays come from one device: callers never mix them.
+#[cfg(feature = "cuda")]
+const TWO_DEVICES: &str = "arrays of two devices in one operation";

@@ -180,7 +180,7 @@ fn backward_query(
 }
 
 /// Rows that have been projected: q `[T, Q·E]`, k and v `[T, G·E]`; or the gradients by them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Projected {
     pub q: Array,
     pub k: Array,
@@ -188,12 +188,15 @@ pub struct Projected {
 }
 
 /// The keys and values that a chunk's sequences may see; a sequence's own rows are last.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Contexts {
     /// Nothing but the rows themselves: sequences from their start.
     Own,
     /// Copied from the cache's pages, `[S, G·E]` each, one pair a span.
     Cpu(Vec<(Vec<f32>, Vec<f32>)>),
+    /// Where they lie in the cache's pages.
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Paged),
 }
 
 /// A row's block table in the layer's group.
@@ -216,6 +219,12 @@ impl Projected {
                     view.store(pages, table, start, &k[at.clone()], &v[at]);
                 }
             }
+            #[cfg(feature = "cuda")]
+            (k, v) => {
+                let places = cuda::Paged::new(pages.cuda(), view, spans, tables);
+                let (gpu, k, v) = (k.cuda().gpu(), k.cuda().view(), v.cuda().view());
+                cuda::store(gpu, &places, spans.cuda(), &k, &v);
+            }
         }
     }
 
@@ -232,8 +241,24 @@ impl Projected {
                     let (k, v) = match contexts {
                         Contexts::Own => (&self.k.cpu()[narrow.clone()], &self.v.cpu()[narrow]),
                         Contexts::Cpu(seen) => (seen[i].0.as_slice(), seen[i].1.as_slice()),
+                        #[cfg(feature = "cuda")]
+                        Contexts::Cuda(_) => panic!("a context of another device"),
                     };
                     forward(heads, &q[wide.clone()], k, v, dtype, &mut mixed[wide]);
+                }
+            }
+            #[cfg(feature = "cuda")]
+            Array::Cuda(q) => {
+                let (gpu, spans, mut mixed) = (q.gpu(), spans.cuda(), mixed.cuda_mut().view_mut());
+                match contexts {
+                    Contexts::Own => {
+                        cuda::forward(gpu, heads, &self.rows(), spans, dtype, &mut mixed);
+                    }
+                    Contexts::Cuda(places) => {
+                        let q = q.view();
+                        cuda::forward_paged(gpu, heads, &q, places, spans, dtype, &mut mixed);
+                    }
+                    Contexts::Cpu(_) => panic!("a context of another device"),
                 }
             }
         }
@@ -259,8 +284,24 @@ impl Projected {
                     backward(heads, rows, keys, values, &dmixed[wide], &mut gradients);
                 }
             }
+            #[cfg(feature = "cuda")]
+            Array::Cuda(dmixed) => {
+                let mut gradients = cuda::Gradients {
+                    q: q.cuda_mut().view_mut(),
+                    k: k.cuda_mut().view_mut(),
+                    v: v.cuda_mut().view_mut(),
+                };
+                let (gpu, spans, dmixed) = (dmixed.gpu(), spans.cuda(), dmixed.view());
+                cuda::backward(gpu, heads, &self.rows(), spans, &dmixed, &mut gradients);
+            }
         }
         Self { q, k, v }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn rows(&self) -> cuda::Rows<'_> {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|rows| rows.cuda().view());
+        cuda::Rows { q, k, v }
     }
 }
 
@@ -269,6 +310,10 @@ impl Contexts {
     #[must_use]
     pub fn load(pages: &Pages, view: &KeyValueView, spans: &Spans, tables: &Tables<'_>) -> Self {
         assert_eq!(spans.len(), tables.len(), "one block table a span");
+        #[cfg(feature = "cuda")]
+        if let Pages::Cuda(pages) = pages {
+            return Self::Cuda(cuda::Paged::new(pages, view, spans, tables));
+        }
         let gather = |(span, table): (&super::spans::Span, &&[BlockId])| {
             let seen = span.positions().end;
             let (mut k, mut v) = (vec![0.0; seen * view.row], vec![0.0; seen * view.row]);

@@ -8,6 +8,8 @@
 pub mod cuda;
 
 use super::array::{Array, SliceMut};
+#[cfg(feature = "cuda")]
+use super::cuda::Floats;
 use super::round::to_dtype;
 use super::simd::{silu, silu_derivative, vectorized};
 use super::spans::Spans;
@@ -129,9 +131,11 @@ fn advance(state: &mut [f32], x_td: &[f32]) {
 }
 
 /// A layer's convolution on its device.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Convolution {
     Cpu(Conv),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Layer),
 }
 
 impl Convolution {
@@ -143,6 +147,8 @@ impl Convolution {
                 let none = vec![0.0; channels];
                 Self::Cpu(Conv::new(w_dk, if bias_d.is_empty() { &none } else { bias_d }))
             }
+            #[cfg(feature = "cuda")]
+            (w_dk, bias_d) => Self::Cuda(cuda::Layer::new(w_dk, bias_d, channels)),
         }
     }
 
@@ -151,6 +157,8 @@ impl Convolution {
     pub fn state_len(&self) -> usize {
         match self {
             Self::Cpu(conv) => conv.state_len(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(conv) => conv.state_len(),
         }
     }
 
@@ -166,6 +174,12 @@ impl Convolution {
                     let rows = span.floats(conv.channels);
                     conv.forward(&mut state.conv, &x[rows.clone()], dtype, &mut y[rows]);
                 }
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(conv) => {
+                let (x, weights, mut y) = (x.cuda(), conv.weights(), y.cuda_mut().view_mut());
+                let (spans, states) = (spans.cuda(), states.cuda());
+                cuda::forward(x.gpu(), &weights, &x.view(), spans, states, dtype, &mut y);
             }
         }
         y
@@ -194,6 +208,22 @@ impl Convolution {
                     let (x, dy) = (&x[rows.clone()], &dy[rows.clone()]);
                     conv.backward(x, dy, &mut dx[rows], dw_dk.cpu(), dbias_d);
                 }
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(conv) => {
+                let (x, dy) = (x.cuda(), dy.cuda().view());
+                let mut dropped = Floats::zeros(x.gpu(), conv.channels());
+                let bias_d = match dbias_d.is_empty() {
+                    true => dropped.view_mut(),
+                    false => dbias_d.cuda().slice_mut(..),
+                };
+                let mut gradients = cuda::Gradients {
+                    x_td: dx.cuda_mut().view_mut(),
+                    w_dk: dw_dk.cuda().slice_mut(..),
+                    bias_d,
+                };
+                let (weights, spans) = (conv.weights(), spans.cuda());
+                cuda::backward(x.gpu(), &weights, &x.view(), spans, &dy, &mut gradients);
             }
         }
         dx

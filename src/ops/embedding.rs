@@ -2,14 +2,23 @@
 //!
 //! Shape letters: T rows, V vocabulary, H hidden.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use super::array::{Array, SliceMut};
+#[cfg(feature = "cuda")]
+use super::cuda::Floats;
+#[cfg(feature = "cuda")]
+use super::weights::cuda::Bytes;
 use super::weights::Part;
 use crate::base::TokenId;
 
 /// The embedding `[V, H]` on its device.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Embedding {
     Cpu(Vec<f32>),
+    #[cfg(feature = "cuda")]
+    Cuda(Bytes),
 }
 
 impl Embedding {
@@ -17,6 +26,8 @@ impl Embedding {
     pub fn new(table_vh: Part<'_>) -> Self {
         match table_vh {
             Part::Cpu(table_vh) => Self::Cpu(table_vh.to_vec()),
+            #[cfg(feature = "cuda")]
+            table_vh => Self::Cuda(table_vh.bytes()),
         }
     }
 
@@ -27,6 +38,12 @@ impl Embedding {
             Self::Cpu(table_vh) => {
                 let row = |token: &TokenId| &table_vh[token.index() * width..][..width];
                 Array::Cpu(tokens.iter().flat_map(row).copied().collect())
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(table_vh) => {
+                let gpu = table_vh.gpu();
+                let (bytes, dtype) = (table_vh.view(), table_vh.dtype());
+                Array::Cuda(Floats::new(gpu, cuda::forward(gpu, &bytes, dtype, width, tokens)))
             }
         }
     }
@@ -47,6 +64,11 @@ impl Embedding {
                     let row = &mut sums[token.index() * width..][..width];
                     row.iter_mut().zip(dx_h).for_each(|(sum, d)| *sum += d);
                 }
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(table_vh) => {
+                let dx_th = dx_th.cuda().view();
+                cuda::backward(table_vh.gpu(), width, tokens, &dx_th, dtable_vh.cuda());
             }
         }
     }

@@ -7,6 +7,8 @@
 pub mod cuda;
 
 use super::array::Array;
+#[cfg(feature = "cuda")]
+use super::cuda::Floats;
 use super::simd::{exp, ln, sum_by, vectorized};
 use crate::base::TokenId;
 
@@ -91,6 +93,14 @@ pub fn backward_rows(
                 backward(logits, target.index(), up / temperature, dlogits);
             }
             Array::Cpu(dlogits_rv)
+        }
+        #[cfg(feature = "cuda")]
+        Array::Cuda(logits) => {
+            let gpu = logits.gpu();
+            let mut dlogits = Floats::uninit(gpu, logits.len());
+            let (logits, out) = (logits.view(), &mut dlogits.view_mut());
+            cuda::backward(gpu, &logits, vocab, targets, upstream, temperature, out);
+            Array::Cuda(dlogits)
         }
     }
 }

@@ -4,6 +4,7 @@
 //! parallel. A row's bits depend on nothing but the row itself (see each file's header for its
 //! order), which is what makes decode, prefill and trainer agree.
 
+pub mod adamw;
 pub mod array;
 pub mod attention;
 pub mod conv;

@@ -8,6 +8,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use half::bf16;
@@ -19,56 +20,115 @@ use crate::config::Dtype;
 
 /// `group_size` buffers of `num_blocks` pages each. Buffer k is shared by the k-th layer of every
 /// group, as vLLM's hybrid KV-cache manager shares them.
-#[derive(Clone, Debug)]
-pub struct Pages {
+#[derive(Debug)]
+pub enum Pages {
     /// Words rather than bytes, so that every f32 is aligned.
-    buffers: Vec<Vec<u32>>,
+    Cpu(Vec<Vec<u32>>),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Pages),
 }
 
 impl Pages {
     /// Zeros, as `torch.zeros` gives vLLM at start.
     #[must_use]
     pub fn new(device: &Device, buffers: usize, num_blocks: u32, page_bytes: u64) -> Self {
-        let Device::Cpu = device;
         assert_eq!(page_bytes % 4, 0, "a page of {page_bytes} bytes is not whole words");
-        let words = page_bytes / 4 * u64::from(num_blocks);
-        let words = usize::try_from(words).expect("the pool's size was checked against memory");
-        Self { buffers: vec![vec![0; words]; buffers] }
+        match device {
+            Device::Cpu => {
+                let words = page_bytes / 4 * u64::from(num_blocks);
+                let words =
+                    usize::try_from(words).expect("the pool's size was checked against memory");
+                Self::Cpu(vec![vec![0; words]; buffers])
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => Self::Cuda(cuda::Pages::new(gpu, buffers, num_blocks, page_bytes)),
+        }
     }
 
-    /// Whether this machine can give that much memory, where [`Self::new`] would abort: asks for it
+    /// Whether the device can give that much memory, where [`Self::new`] would fail: asks for it
     /// and gives it back untouched.
     #[must_use]
-    pub fn fit(buffers: usize, num_blocks: u32, page_bytes: u64) -> bool {
-        let Ok(words) = usize::try_from(page_bytes / 4 * u64::from(num_blocks)) else {
-            return false;
-        };
-        let reserve = |_| {
-            let mut buffer: Vec<u32> = Vec::new();
-            buffer.try_reserve_exact(words).map(|()| buffer)
-        };
-        (0..buffers).map(reserve).collect::<Result<Vec<_>, _>>().is_ok()
+    pub fn fit(device: &Device, buffers: usize, num_blocks: u32, page_bytes: u64) -> bool {
+        match device {
+            Device::Cpu => {
+                let Ok(words) = usize::try_from(page_bytes / 4 * u64::from(num_blocks)) else {
+                    return false;
+                };
+                let reserve = |_| {
+                    let mut buffer: Vec<u32> = Vec::new();
+                    buffer.try_reserve_exact(words).map(|()| buffer)
+                };
+                (0..buffers).map(reserve).collect::<Result<Vec<_>, _>>().is_ok()
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => cuda::Pages::fit(gpu, buffers, num_blocks, page_bytes),
+        }
     }
 
-    /// Each buffer's bytes, whoever wrote them last.
-    pub fn buffers(&self) -> impl Iterator<Item = &[u8]> {
-        self.buffers.iter().map(|words| bytemuck::cast_slice(words))
+    /// Each buffer's bytes on the host, whoever wrote them last.
+    pub fn to_host(&self) -> Vec<Cow<'_, [u8]>> {
+        match self {
+            Self::Cpu(buffers) => {
+                buffers.iter().map(|words| Cow::Borrowed(bytemuck::cast_slice(words))).collect()
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(pages) => pages.to_host().into_iter().map(Cow::Owned).collect(),
+        }
     }
 
-    /// The same, to write to.
-    pub fn buffers_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.buffers.iter_mut().map(|words| bytemuck::cast_slice_mut(words))
+    /// Bytes of all buffers.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Cpu(buffers) => buffers.iter().map(|words| words.len() as u64 * 4).sum(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(pages) => pages.len_bytes(),
+        }
+    }
+
+    /// Puts back what [`Self::to_host`] gave: `read` fills each buffer in turn.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn restore<E>(
+        &mut self,
+        mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::Cpu(buffers) => {
+                let mut each = buffers.iter_mut().enumerate();
+                each.try_for_each(|(i, words)| read(i, bytemuck::cast_slice_mut(words)))
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(pages) => pages.restore(read),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn cuda(&self) -> &cuda::Pages {
+        match self {
+            Self::Cuda(pages) => pages,
+            Self::Cpu(_) => panic!("pages of another device"),
+        }
     }
 
     fn bytes(&self, buffer: usize, offset: u64, len: u64) -> &[u8] {
-        let all: &[u8] = bytemuck::cast_slice(&self.buffers[buffer]);
+        let all: &[u8] = match self {
+            Self::Cpu(buffers) => bytemuck::cast_slice(&buffers[buffer]),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => panic!("pages of another device"),
+        };
         let end = offset + len;
         assert!(end <= all.len() as u64, "bytes {offset}..{end} of a {}-byte buffer", all.len());
         &all[offset as usize..end as usize]
     }
 
     fn bytes_mut(&mut self, buffer: usize, offset: u64, len: u64) -> &mut [u8] {
-        let all: &mut [u8] = bytemuck::cast_slice_mut(&mut self.buffers[buffer]);
+        let all: &mut [u8] = match self {
+            Self::Cpu(buffers) => bytemuck::cast_slice_mut(&mut buffers[buffer]),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => panic!("pages of another device"),
+        };
         let end = offset + len;
         assert!(end <= all.len() as u64, "bytes {offset}..{end} of a {}-byte buffer", all.len());
         &mut all[offset as usize..end as usize]

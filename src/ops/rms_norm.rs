@@ -65,6 +65,11 @@ impl Array {
         let mut y_th = self.zeros_like();
         match self {
             Self::Cpu(x_th) => forward(x_th, w_h.cpu(), eps, dtype, y_th.cpu_mut()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(x_th) => {
+                let (w_h, mut y_th) = (w_h.cuda().view(), y_th.cuda_mut().view_mut());
+                cuda::forward(x_th.gpu(), &x_th.view(), &w_h, eps, dtype, &mut y_th);
+            }
         }
         y_th
     }
@@ -81,6 +86,12 @@ impl Array {
         match self {
             Self::Cpu(x_th) => {
                 backward(x_th, w_h.cpu(), eps, dy_th.cpu(), dx_th.cpu_mut(), dw_h.cpu());
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(x_th) => {
+                let (w_h, dy_th) = (w_h.cuda().view(), dy_th.cuda().view());
+                let (x, mut dx_th) = (x_th.view(), dx_th.cuda_mut().view_mut());
+                cuda::backward(x_th.gpu(), &x, &w_h, eps, &dy_th, &mut dx_th, dw_h.cuda());
             }
         }
     }

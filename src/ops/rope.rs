@@ -6,6 +6,12 @@
 //! on its own position alone, so any chunking gives the same bits. Powers, sines and cosines are
 //! taken in f64 and rounded to f32, where the last place, in which C libraries differ, is lost.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
 use super::array::Array;
 use super::round::to_dtype;
 use crate::config::Dtype;
@@ -125,6 +131,12 @@ impl Array {
     pub fn rope(&mut self, rope: &Rope, turns: &Turns, dtype: Dtype) {
         match self {
             Self::Cpu(x) => rope.forward(turns, x, dtype),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(x) => {
+                let gpu = Arc::clone(x.gpu());
+                let turns = cuda::Turns::upload(&gpu, turns, 2 * rope.frequencies.len());
+                cuda::forward(&gpu, &turns, &mut x.view_mut(), dtype);
+            }
         }
     }
 
@@ -132,6 +144,12 @@ impl Array {
     pub fn rope_backward(&mut self, rope: &Rope, turns: &Turns) {
         match self {
             Self::Cpu(dx) => rope.backward(turns, dx),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(dx) => {
+                let gpu = Arc::clone(dx.gpu());
+                let turns = cuda::Turns::upload(&gpu, turns, 2 * rope.frequencies.len());
+                cuda::backward(&gpu, &turns, &mut dx.view_mut());
+            }
         }
     }
 }

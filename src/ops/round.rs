@@ -3,6 +3,12 @@
 //! The CPU computes in f32 and rounds at the points the GPU would store: a value of dtype bf16 is
 //! an f32 whose low 16 bits are zero.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
 use super::array::Array;
 use super::simd::vectorized;
 use crate::config::Dtype;
@@ -40,6 +46,11 @@ impl Array {
     pub fn round_to(&mut self, dtype: Dtype) {
         match self {
             Self::Cpu(xs) => slice_to_dtype(xs, dtype),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(xs) => {
+                let gpu = Arc::clone(xs.gpu());
+                cuda::round_to(&gpu, &mut xs.view_mut(), dtype);
+            }
         }
     }
 
@@ -49,6 +60,11 @@ impl Array {
         match self {
             Self::Cpu(xs) => {
                 xs.iter_mut().zip(y.cpu()).for_each(|(x, y)| *x = to_dtype(*x + y, dtype));
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(xs) => {
+                let gpu = Arc::clone(xs.gpu());
+                cuda::add_rounded(&gpu, &mut xs.view_mut(), &y.cuda().view(), dtype);
             }
         }
     }

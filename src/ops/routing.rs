@@ -5,7 +5,14 @@
 //! wins. Order of the sum: the lanes of `simd::sum_by` over one row. A weight is rounded to the
 //! compute dtype, a probability is not.
 
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use super::array::cuda;
 use super::array::Array;
+#[cfg(feature = "cuda")]
+use super::cuda::Floats;
 use super::round::to_dtype;
 use super::simd::{dot, exp, sum_by};
 use crate::config::Dtype;
@@ -90,6 +97,8 @@ impl Routing {
     pub fn choose(self, logits_te: &Array, dtype: Dtype) -> Vec<Choice> {
         match logits_te {
             Array::Cpu(logits_te) => self.forward(logits_te, dtype),
+            #[cfg(feature = "cuda")]
+            Array::Cuda(logits_te) => self.forward(&logits_te.to_host(), dtype),
         }
     }
 
@@ -126,6 +135,13 @@ impl Array {
                     sums.iter_mut().zip(from).for_each(|(sum, x)| *sum += weight * x);
                 }
             }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(sums) => {
+                let gpu = Arc::clone(sums.gpu());
+                let from = from.cuda().view();
+                let places = (rows, weights);
+                cuda::add_weighted_rows(&gpu, &mut sums.view_mut(), width, places, &from);
+            }
         }
     }
 
@@ -138,6 +154,12 @@ impl Array {
                 let each = values.chunks_exact(width).zip(weights);
                 Self::Cpu(each.flat_map(|(row, w)| row.iter().map(move |x| w * x)).collect())
             }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => {
+                let gpu = values.gpu();
+                let scaled = cuda::scale_rows(gpu, &values.view(), width, weights);
+                Self::Cuda(Floats::new(gpu, scaled))
+            }
         }
     }
 
@@ -149,6 +171,11 @@ impl Array {
             Self::Cpu(values) => {
                 let each = values.chunks_exact(width).zip(other.cpu().chunks_exact(width));
                 each.map(|(a, b)| dot(a, b)).collect()
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(values) => {
+                let (gpu, other) = (values.gpu(), other.cuda().view());
+                cuda::row_dots(gpu, &values.view(), width, &other)
             }
         }
     }

@@ -216,6 +216,10 @@ pub fn sample_rows(
             let each = logits_rv.chunks_exact(vocab).zip(noise);
             each.map(|(row, &noise)| sampler.sample(row, noise, contract)).collect()
         }
+        #[cfg(feature = "cuda")]
+        Array::Cuda(logits_rv) => {
+            cuda::sample_rows(logits_rv.gpu(), &logits_rv.view(), vocab, noise, contract)
+        }
     }
 }
 
@@ -233,6 +237,10 @@ pub fn log_prob_rows(
             let mut sampler = Sampler::default();
             let each = logits_rv.chunks_exact(vocab).zip(targets);
             each.map(|(row, &token)| sampler.log_prob(row, token, contract)).collect()
+        }
+        #[cfg(feature = "cuda")]
+        Array::Cuda(logits_rv) => {
+            cuda::log_prob_rows(logits_rv.gpu(), &logits_rv.view(), vocab, targets, contract)
         }
     }
 }

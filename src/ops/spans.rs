@@ -1,8 +1,12 @@
 //! Which packed rows belong to which sequence.
 
 use std::ops::{Deref, Range};
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 
 use super::array::Device;
+#[cfg(feature = "cuda")]
+use super::cuda;
 use crate::base::Position;
 
 /// The rows of one sequence in a chunk of packed rows.
@@ -32,6 +36,9 @@ impl Span {
 #[derive(Clone, Debug)]
 pub struct Spans {
     list: Vec<Span>,
+    /// The same for kernels.
+    #[cfg(feature = "cuda")]
+    device: Option<Arc<cuda::Spans>>,
 }
 
 impl Spans {
@@ -44,8 +51,24 @@ impl Spans {
             end += span.len;
         }
         match device {
-            Device::Cpu => Self { list },
+            Device::Cpu => Self {
+                list,
+                #[cfg(feature = "cuda")]
+                device: None,
+            },
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => {
+                let rows = list.iter().map(|span| (span.start, span.len, span.position.index()));
+                let device = Some(Arc::new(cuda::Spans::upload(gpu, rows)));
+                Self { list, device }
+            }
         }
+    }
+
+    /// As kernels look them up.
+    #[cfg(feature = "cuda")]
+    pub(super) fn cuda(&self) -> &cuda::Spans {
+        self.device.as_ref().expect("spans of two devices in one operation")
     }
 
     /// Packed rows.

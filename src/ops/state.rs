@@ -1,6 +1,8 @@
 //! The recurrent states that one Mamba layer's rows start from and leave behind.
 
 use super::array::Device;
+#[cfg(feature = "cuda")]
+use super::pages::cuda;
 use super::pages::{Pages, StateView};
 use crate::base::BlockId;
 
@@ -21,10 +23,14 @@ pub struct StateRow {
 }
 
 /// One state a span, in the spans' order.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum States {
-    /// Copies, which [`Self::store`] writes back.
+    /// Copies, which [`Self::store_conv`] and [`Self::store_ssm`] write back.
     Cpu(Vec<MambaState>),
+    /// The pages themselves: one launch takes all rows of a layer, so that its loads come before
+    /// its stores and nothing is left to write back.
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::States),
 }
 
 impl States {
@@ -36,6 +42,8 @@ impl States {
                 let state = MambaState { conv: vec![0.0; conv_len], ssm: vec![0.0; ssm_len] };
                 Self::Cpu(vec![state; count])
             }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => Self::Cuda(cuda::States::Fresh { count }),
         }
     }
 
@@ -43,6 +51,10 @@ impl States {
     /// `bits`.
     #[must_use]
     pub fn load(pages: &Pages, view: &StateView, rows: &[StateRow], bits: u32) -> Self {
+        #[cfg(feature = "cuda")]
+        if let Pages::Cuda(pages) = pages {
+            return Self::Cuda(cuda::States::paged(pages, view, rows, bits));
+        }
         let zeros = MambaState {
             conv: vec![0.0; view.conv_elements as usize],
             ssm: vec![0.0; view.ssm_elements as usize],
@@ -58,16 +70,32 @@ impl States {
         Self::Cpu(rows.iter().map(one).collect())
     }
 
-    /// Writes what the rows left, in row order, so that two rows of one address have one outcome.
-    pub fn store(&self, pages: &mut Pages, view: &StateView, rows: &[StateRow], bits: u32) {
+    /// Writes what the rows left of a convolution. A mixer's two kernels follow one another, so
+    /// that all rows of a batch store this before the first stores its ssm state.
+    pub fn store_conv(&self, pages: &mut Pages, view: &StateView, rows: &[StateRow]) {
         match self {
             Self::Cpu(states) => {
                 assert_eq!(states.len(), rows.len(), "one state a row");
                 for (state, row) in states.iter().zip(rows) {
                     view.store_conv(pages, row.block, &state.conv);
+                }
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => {}
+        }
+    }
+
+    /// Writes the ssm states, in row order, so that two rows of one address have one outcome.
+    pub fn store_ssm(&self, pages: &mut Pages, view: &StateView, rows: &[StateRow], bits: u32) {
+        match self {
+            Self::Cpu(states) => {
+                assert_eq!(states.len(), rows.len(), "one state a row");
+                for (state, row) in states.iter().zip(rows) {
                     view.store_ssm(pages, row.block, bits, &state.ssm);
                 }
             }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => {}
         }
     }
 
@@ -75,6 +103,8 @@ impl States {
     pub fn len(&self) -> usize {
         match self {
             Self::Cpu(states) => states.len(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(states) => states.len(),
         }
     }
 
@@ -86,6 +116,16 @@ impl States {
     pub(super) fn cpu_mut(&mut self) -> &mut [MambaState] {
         match self {
             Self::Cpu(states) => states,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => panic!("states of another device"),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn cuda(&self) -> &cuda::States {
+        match self {
+            Self::Cuda(states) => states,
+            Self::Cpu(_) => panic!("states of another device"),
         }
     }
 }

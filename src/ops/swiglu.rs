@@ -1,6 +1,11 @@
 //! The gated activation silu(gate) · up, computed in f32 and rounded once. Element by element.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use super::array::Array;
+#[cfg(feature = "cuda")]
+use super::cuda::Floats;
 use super::round::to_dtype;
 use super::simd::{silu, silu_derivative, vectorized};
 use crate::config::Dtype;
@@ -43,6 +48,13 @@ impl Array {
                 forward(&mut y, up.cpu(), dtype);
                 Self::Cpu(y)
             }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(gate) => {
+                let mut y = Floats::uninit(gate.gpu(), gate.len());
+                let up = up.cuda().view();
+                cuda::forward(gate.gpu(), &gate.view(), &up, dtype, &mut y.view_mut());
+                Self::Cuda(y)
+            }
         }
     }
 
@@ -53,6 +65,14 @@ impl Array {
         match self {
             Self::Cpu(gate) => {
                 backward(gate, up.cpu(), dy.cpu(), dgate.cpu_mut(), dup.cpu_mut());
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(gate) => {
+                let (dgate, dup) = (dgate.cuda_mut(), dup.cuda_mut());
+                let inputs = (&gate.view(), &up.cuda().view());
+                let dy = dy.cuda().view();
+                let mut dgate = dgate.view_mut();
+                cuda::backward(gate.gpu(), inputs, &dy, &mut dgate, &mut dup.view_mut());
             }
         }
         [dgate, dup]

@@ -1,6 +1,10 @@
 //! A unit's weights as its blocks take them: compute-dtype bytes, cut into tensors.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use super::array::{Array, Device};
+use super::round::slice_to_dtype;
 use crate::config::Dtype;
 
 /// A unit's weights, ready to be cut into [`Part`]s.
@@ -8,12 +12,22 @@ use crate::config::Dtype;
 pub enum Weights {
     /// Widened to f32, which loses nothing.
     Cpu(Vec<f32>),
+    /// As they are.
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Bytes),
 }
 
 /// One tensor of a unit, or consecutive rows of one.
 #[derive(Clone, Copy, Debug)]
 pub enum Part<'a> {
     Cpu(&'a [f32]),
+    /// `len` elements from `start` of a unit.
+    #[cfg(feature = "cuda")]
+    Cuda {
+        unit: &'a cuda::Bytes,
+        start: usize,
+        len: usize,
+    },
 }
 
 /// Little-endian elements, widened to f32.
@@ -37,6 +51,22 @@ impl Weights {
     pub fn open(bytes: &[u8], dtype: Dtype, device: &Device) -> Self {
         match device {
             Device::Cpu => Self::Cpu(widen(bytes, dtype)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => Self::Cuda(cuda::Bytes::upload(gpu, bytes, dtype)),
+        }
+    }
+
+    /// From f32 master weights on their device, rounded to the compute dtype.
+    #[must_use]
+    pub fn of_master(master: &Array, dtype: Dtype) -> Self {
+        match master {
+            Array::Cpu(master) => {
+                let mut rounded = master.clone();
+                slice_to_dtype(&mut rounded, dtype);
+                Self::Cpu(rounded)
+            }
+            #[cfg(feature = "cuda")]
+            Array::Cuda(master) => Self::Cuda(cuda::Bytes::narrowed(master, dtype)),
         }
     }
 
@@ -45,6 +75,8 @@ impl Weights {
     pub fn len(&self) -> usize {
         match self {
             Self::Cpu(flat) => flat.len(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(unit) => unit.len(),
         }
     }
 
@@ -58,6 +90,8 @@ impl Weights {
     pub fn whole(&self) -> Part<'_> {
         match self {
             Self::Cpu(flat) => Part::Cpu(flat),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(unit) => Part::Cuda { unit, start: 0, len: unit.len() },
         }
     }
 }
@@ -67,6 +101,8 @@ impl Part<'_> {
     pub fn len(&self) -> usize {
         match self {
             Self::Cpu(values) => values.len(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda { len, .. } => *len,
         }
     }
 
@@ -83,6 +119,12 @@ impl Part<'_> {
                 let (first, second) = values.split_at(at);
                 (Self::Cpu(first), Self::Cpu(second))
             }
+            #[cfg(feature = "cuda")]
+            Self::Cuda { unit, start, len } => {
+                assert!(at <= len, "a tensor of {len} elements cut at {at}");
+                let second = Self::Cuda { unit, start: start + at, len: len - at };
+                (Self::Cuda { unit, start, len: at }, second)
+            }
         }
     }
 
@@ -97,6 +139,17 @@ impl Part<'_> {
     pub fn to_array(self) -> Array {
         match self {
             Self::Cpu(values) => Array::Cpu(values.to_vec()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda { .. } => Array::Cuda(self.bytes().widened()),
+        }
+    }
+
+    /// The elements on their device, sharing the unit's memory.
+    #[cfg(feature = "cuda")]
+    pub(super) fn bytes(self) -> cuda::Bytes {
+        match self {
+            Self::Cuda { unit, start, len } => unit.part(start..start + len),
+            Self::Cpu(_) => panic!("weights of two devices in one operation"),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! The file is written here rather than by the crate, whose writer leaves a temporary of a random
 //! name behind when its process is killed, and does not wait for the disk.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
@@ -31,7 +32,7 @@ pub struct SavedArray<'a> {
     pub name: String,
     /// `None` for bytes of any kind.
     pub dtype: Option<Dtype>,
-    pub bytes: &'a [u8],
+    pub bytes: Cow<'a, [u8]>,
 }
 
 /// Writes a checkpoint, atomically and through to the disk.
@@ -45,10 +46,10 @@ pub fn write_checkpoint(
 ) -> Result<(), ReportError> {
     let state = serde_json::to_vec(state)
         .map_err(|source| ReportError::MakeJson { path: path.to_owned(), source })?;
-    let state = SavedArray { name: STATE.to_owned(), dtype: None, bytes: &state };
+    let state = SavedArray { name: STATE.to_owned(), dtype: None, bytes: state.into() };
     let mut arrays: Vec<_> = arrays.into_iter().chain([state]).collect();
     arrays.sort_by(|a, b| a.name.cmp(&b.name));
-    let hash = hash(arrays.iter().map(|array| (array.name.as_str(), array.bytes)));
+    let hash = hash(arrays.iter().map(|array| (array.name.as_str(), &*array.bytes)));
     let mut header = Map::new();
     header.insert("__metadata__".to_owned(), json!({ HASH: hash }));
     let mut end = 0;
@@ -65,7 +66,7 @@ pub fn write_checkpoint(
     }
     let header = Value::Object(header).to_string();
     let len = (header.len() as u64).to_le_bytes();
-    let arrays = arrays.iter().map(|array| array.bytes);
+    let arrays = arrays.iter().map(|array| &*array.bytes);
     write_pieces(path, [&len[..], header.as_bytes()].into_iter().chain(arrays))
 }
 
@@ -159,9 +160,9 @@ mod tests {
             SavedArray {
                 name: "weights".to_owned(),
                 dtype: Some(Dtype::F32),
-                bytes: bytemuck::cast_slice(&weights),
+                bytes: Cow::Borrowed(bytemuck::cast_slice(&weights)),
             },
-            SavedArray { name: "pool".to_owned(), dtype: None, bytes: &[7, 8, 9] },
+            SavedArray { name: "pool".to_owned(), dtype: None, bytes: vec![7, 8, 9].into() },
         ];
         write_checkpoint(&path, &json!({"step": 3}), arrays).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -2,7 +2,7 @@
 
 use anyhow::{ensure, Result};
 
-use crate::config::{Config, Update};
+use crate::config::{Config, Device, Update};
 use crate::model::Plan;
 
 /// Bytes of a run's long-lived arrays, the engine's block pool aside.
@@ -15,12 +15,13 @@ impl MemoryPlan {
     pub(super) fn of(plan: &Plan, config: &Config) -> Self {
         let params = plan.num_parameters();
         let compute = params * config.model.dtype.bytes();
+        let mut parts = vec![("master weights", params * 4), ("weights handed over", compute)];
+        if config.engine.device == Device::Cuda {
+            // What else there is lies on the device.
+            return Self { parts };
+        }
         // On the CPU packed weights are f32 whatever the compute dtype.
-        let mut parts = vec![
-            ("master weights", params * 4),
-            ("engine weights", params * 4),
-            ("weights handed over", compute),
-        ];
+        parts.push(("engine weights", params * 4));
         if config.trainer.update == Update::Adamw {
             parts.push(("optimizer", params * 8));
             parts.push(("gradient", params * 4));

@@ -5,6 +5,7 @@ mod bench;
 mod checkpoint;
 mod compare;
 mod describe;
+mod device;
 mod fail_on;
 mod interrupt;
 mod kept;
@@ -90,11 +91,11 @@ fn begin(
     manner: Manner,
 ) -> Result<Summary> {
     // The session first: a run that cannot start leaves nothing.
-    let mut session = Session::open(config)?;
+    let mut session = device::guarded(|| Session::open(config))?;
     let folder = folder()?;
     let claim = folder.claim(&config.to_json())?;
     let mut recorder = Recorder::create((folder, claim), &session, manner.quiet)?;
-    let done = all(&mut session, &mut recorder, manner);
+    let done = device::guarded(|| all(&mut session, &mut recorder, manner));
     recorder.finish(&session, done)
 }
 
@@ -103,11 +104,11 @@ fn go_on(left: Left, config: &Config, manner: Manner) -> Result<Summary> {
         Some(step) => say(&format!("{}: resuming after step {step}", config.name)),
         None => say(&format!("{}: no checkpoint yet, starting anew", config.name)),
     }
-    let (mut session, mut recorder, after) = left.resume(config, manner.quiet)?;
-    let done = match after {
+    let (mut session, mut recorder, after) = device::guarded(|| left.resume(config, manner.quiet))?;
+    let done = device::guarded(|| match after {
         Some(step) => steps(&mut session, &mut recorder, manner, step.get() + 1),
         None => all(&mut session, &mut recorder, manner),
-    };
+    });
     recorder.finish(&session, done)
 }
 

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::parts;
-use super::session::requests;
+use super::session::{requests, Session};
+use super::{device, parts};
 use crate::base::Step;
 use crate::config::{Config, FreeListOrder};
 use crate::engine::{self, GenerationRequest, Layout, Replay};
@@ -28,7 +28,11 @@ impl Outline {
         let plan = parts::plan(config)?;
         let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
         let layout = engine::layout(&plan, &num, &config.engine)?;
-        let num_blocks = layout.num_blocks(&engine::block_memory(&plan, &num, &config.engine))?;
+        // What a device's memory leaves is known only there, by the pass that a run makes too.
+        let num_blocks = match config.engine.is_measured() {
+            true => device::guarded(|| Session::open(config))?.engine.pool().num_blocks(),
+            false => layout.num_blocks(&engine::block_memory(&plan, &num, &config.engine))?,
+        };
         let codec = parts::codec(config, &plan.config)?;
         let task = Task::new(&config.task, config.seed, codec.into())?;
         Ok(Self { plan, num, layout, num_blocks, task })

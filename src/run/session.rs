@@ -1,17 +1,20 @@
 //! The verbs of the loop: generate, score, compare, update.
 
+mod evaluation;
 mod saved;
 
 use std::sync::Arc;
 
 use anyhow::Result;
 
+pub use evaluation::Evaluation;
 pub use saved::SessionState;
 
+use super::device;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
 use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
-use crate::engine::{Completion, Engine, GenerationRequest, SampledToken};
+use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest, SampledToken};
 use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
 use crate::model::{combine_fingerprints, Numerics, Plan};
 use crate::ops::array::Device;
@@ -29,6 +32,9 @@ pub(super) fn comparisons(config: &Config) -> impl Iterator<Item = Legs> + '_ {
     let asked = of_legs.into_iter().filter(|(leg, _)| config.check.legs.contains(leg));
     std::iter::once(Legs::DecodeTrainer).chain(asked.map(|(_, legs)| legs))
 }
+
+/// Multiplications of the reference leg that a spike makes unasked: some ten seconds of a CPU.
+const UNASKED_PRODUCTS_MAX: u64 = 1_000_000_000_000;
 
 /// Everything a run holds between its steps.
 pub struct Session {
@@ -70,11 +76,24 @@ impl Session {
         let Parts { plan, master, num, codec } = parts::load(config)?;
         let task = Task::new(&config.task, config.seed, Arc::clone(&codec))?;
         let contract = config.contract();
-        let device = Device::Cpu;
-        let engine_config = config.engine.clone();
-        let engine = Engine::new(&device, plan.clone(), num, engine_config, contract, config.seed)?;
+        let device = device::open(config.engine.device)?;
         let trainer = Trainer::new(&device, plan.clone(), num, config.trainer.clone(), &master);
-        let mut session = Self {
+        // The trainer's weights are on the device by now, so that the engine leaves them room.
+        drop(master);
+        let weights = trainer.hand_over()?;
+        let memory = measured_memory(&device, &plan, &num, &config.engine, &weights.units)?;
+        let num_blocks = engine::layout(&plan, &num, &config.engine)?.num_blocks(&memory)?;
+        let mut engine = Engine::with_blocks(
+            &device,
+            plan.clone(),
+            num,
+            config.engine.clone(),
+            contract,
+            config.seed,
+            num_blocks,
+        )?;
+        engine.load(weights.version, weights.units);
+        Ok(Self {
             config: config.clone(),
             plan,
             num,
@@ -88,9 +107,7 @@ impl Session {
             scored_with: Vec::new(),
             early: None,
             index_bits: None,
-        };
-        session.hand_over()?;
-        Ok(session)
+        })
     }
 
     fn hand_over(&mut self) -> Result<()> {
@@ -258,8 +275,16 @@ impl Session {
         let raw = self.contract.scores_raw_logits();
         let temperature = if raw { 1.0 } else { self.contract.temperature };
         let reference = self.reference()?;
+        // Nobody waits an hour for a third opinion of a large model: unasked, the first suspects
+        // have one.
+        let asked = self.config.check.legs.contains(&Leg::Reference);
+        let mut products = 0;
         for &index in which {
             let Sequence { tokens, prompt_len } = sequence(&rollouts[index]);
+            products += self.plan.num_parameters() * tokens.len() as u64;
+            if !asked && products > UNASKED_PRODUCTS_MAX {
+                break;
+            }
             let all = reference.target_logprobs(&tokens, temperature)?;
             let scores = all[prompt_len - 1..].iter().map(|&nats| LogProb::new(nats));
             rollouts[index].reference = Some(leg(scores));
@@ -305,45 +330,6 @@ impl Session {
         }
         Ok(reports)
     }
-
-    /// Greedy rewards of `prompts` problems that training never drew, and the standard deviation of
-    /// their logits: how confident the model is. In an engine of its own.
-    pub fn evaluate(&self, prompts: u32) -> Result<Evaluation> {
-        let contract = Contract { temperature: 0.0, ..Contract::PLAIN };
-        let engine_config = self.config.engine.clone();
-        let mut engine = Engine::new(
-            &self.device,
-            self.plan.clone(),
-            self.num,
-            engine_config,
-            contract,
-            self.config.seed,
-        )?;
-        let weights = self.trainer.hand_over()?;
-        engine.load(weights.version, weights.units);
-        let problems = self.task.problems(Draw::Evaluation, Step::new(0), prompts)?;
-        let eos = &self.plan.config.eos_token_ids;
-        let asked = requests(&self.config.rollout, eos, Step::new(0), &problems, 1);
-        let done = engine.generate(asked)?;
-        let rollouts = self.rollouts(&problems, done, 1)?;
-        let sequences: Vec<Sequence> = rollouts.iter().map(sequence).collect();
-        let logits = self.trainer.inspect(&sequences)?.into_iter().flat_map(|one| one.logits);
-        let logits: Vec<f64> = logits.map(f64::from).collect();
-        let rewards: Vec<f64> = rollouts.iter().map(|rollout| rollout.reward).collect();
-        Ok(Evaluation {
-            prompts,
-            greedy_reward_mean: gap::stats::mean(&rewards),
-            logits_std: gap::stats::std(&logits),
-        })
-    }
-}
-
-/// What a model can do, greedily.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct Evaluation {
-    pub prompts: u32,
-    pub greedy_reward_mean: Option<f64>,
-    pub logits_std: Option<f64>,
 }
 
 /// `each` requests a problem, in the order of the problems.

@@ -1,10 +1,12 @@
 //! AdamW on flat f32 shards: Loshchilov and Hutter 2019, in the form of `torch.optim.AdamW`.
 //!
-//! Elements are computed in f64 and rounded once where they are stored. Every rank updates its own
-//! shard; the only number that ranks share is the gradient's norm.
+//! The arithmetic of an element is `ops::adamw`'s. Every rank updates its own shard; the only
+//! number that ranks share is the gradient's norm.
 
 use super::TrainerError;
 use crate::config::TrainerConfig;
+use crate::ops::adamw;
+pub use crate::ops::adamw::squared_norm;
 
 /// The knobs of an update.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,12 +52,24 @@ impl Options {
     pub fn clip_scale(&self, norm: f64) -> f64 {
         (self.max_grad_norm / (norm + 1e-6)).min(1.0)
     }
-}
 
-/// A gradient's squared L2 norm, in f64 and in the order of its elements.
-#[must_use]
-pub fn squared_norm(gradient: &[f32]) -> f64 {
-    gradient.iter().map(|&g| f64::from(g) * f64::from(g)).sum()
+    /// What an update's every element is computed with. `step` is counted from 1; `scale` is
+    /// [`Self::clip_scale`].
+    #[must_use]
+    pub fn step(&self, step: u64, scale: f64) -> adamw::Step {
+        assert!(scale.is_finite(), "a non-finite gradient must have been refused before");
+        let [beta1, beta2] = self.betas;
+        let rate = self.rate(step);
+        adamw::Step {
+            beta1,
+            beta2,
+            eps: self.eps,
+            keep: 1.0 - rate * self.weight_decay,
+            stride: rate / (1.0 - beta1.powf(step as f64)),
+            correction2: (1.0 - beta2.powf(step as f64)).sqrt(),
+            scale,
+        }
+    }
 }
 
 /// The L2 norm over all units, from each unit's name and squared norm (summed over ranks), in the
@@ -75,41 +89,6 @@ pub fn global_norm<'a>(
         total += squares;
     }
     Ok(total.sqrt())
-}
-
-/// One rank's slice of one unit: weights and the two moments, all of one length.
-#[derive(Debug)]
-pub struct Shard<'a> {
-    pub master: &'a mut [f32],
-    /// Running mean of gradients; zeros at the start.
-    pub m: &'a mut [f32],
-    /// Running mean of squared gradients; zeros at the start.
-    pub v: &'a mut [f32],
-}
-
-/// Updates a shard in place. `step` is counted from 1; `scale` is [`Options::clip_scale`].
-pub fn update(options: &Options, step: u64, scale: f64, gradient: &[f32], shard: Shard) {
-    let n = gradient.len();
-    assert!(
-        [shard.master.len(), shard.m.len(), shard.v.len()] == [n; 3],
-        "weights, moments and gradient must have one length"
-    );
-    assert!(scale.is_finite(), "a non-finite gradient must have been refused before");
-    let [beta1, beta2] = options.betas;
-    let rate = options.rate(step);
-    let keep = 1.0 - rate * options.weight_decay;
-    let stride = rate / (1.0 - beta1.powf(step as f64));
-    let correction2 = (1.0 - beta2.powf(step as f64)).sqrt();
-    let moments = shard.m.iter_mut().zip(shard.v.iter_mut());
-    for ((w, (m, v)), &g) in shard.master.iter_mut().zip(moments).zip(gradient) {
-        let g = f64::from(g) * scale;
-        let new_m = beta1 * f64::from(*m) + (1.0 - beta1) * g;
-        let new_v = beta2 * f64::from(*v) + (1.0 - beta2) * g * g;
-        let denominator = new_v.sqrt() / correction2 + options.eps;
-        *w = (f64::from(*w) * keep - stride * new_m / denominator) as f32;
-        *m = new_m as f32;
-        *v = new_v as f32;
-    }
 }
 
 #[cfg(test)]
@@ -189,9 +168,8 @@ mod tests {
                 assert!((options.rate(step) - case.rates[index]).abs() <= 1e-15, "{}", case.name);
                 let scale = options.clip_scale(norm);
                 for (unit, gradient) in gradients.iter().enumerate() {
-                    let shard =
-                        Shard { master: &mut master[unit], m: &mut m[unit], v: &mut v[unit] };
-                    update(&options, step, scale, gradient, shard);
+                    let (master, m, v) = (&mut master[unit], &mut m[unit], &mut v[unit]);
+                    adamw::update(&options.step(step, scale), gradient, master, m, v);
                 }
             }
             // Each of 20 stores rounds by half an ulp, 2^-25 of a number below 1; the moments'
@@ -232,8 +210,8 @@ mod tests {
         };
         let (mut master, mut m, mut v) = ([2.0, -4.0], [0.0; 2], [0.0; 2]);
         let norm = global_norm([("all", squared_norm(&[0.0; 2]))]).expect("finite");
-        let shard = Shard { master: &mut master, m: &mut m, v: &mut v };
-        update(&options, 1, options.clip_scale(norm), &[0.0; 2], shard);
+        let step = options.step(1, options.clip_scale(norm));
+        adamw::update(&step, &[0.0; 2], &mut master, &mut m, &mut v);
         assert_eq!((master, m, v), ([1.75, -3.5], [0.0; 2], [0.0; 2]));
     }
 }

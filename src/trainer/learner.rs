@@ -17,6 +17,7 @@ use crate::base::{Contract, TokenId, WeightVersion};
 use crate::config::{Fault, TrainerConfig, Update};
 use crate::model::{Block, Numerics, Plan, UnitBytes};
 use crate::ops::array::{Array, Device};
+use crate::ops::weights::Weights;
 
 /// One rank of the trainer.
 pub struct Trainer {
@@ -31,24 +32,35 @@ pub struct Trainer {
     version: WeightVersion,
 }
 
-struct Frozen(Vec<UnitBytes>);
+struct Frozen {
+    units: Vec<UnitBytes>,
+    device: Device,
+}
 
 impl Units for Frozen {
-    fn gather(&self, index: usize) -> Result<UnitBytes, TrainerError> {
-        Ok(self.0[index].clone())
+    fn gather(&self, index: usize) -> Result<Weights, TrainerError> {
+        Ok(self.units[index].open(&self.device))
     }
 }
 
-/// The sharded weights as scoring sees them, with any planted fault.
-struct Faulty<'a>(&'a ShardedUnits, &'a Plan);
+/// The sharded weights as scoring sees them with the planted fault.
+struct Faulty<'a>(&'a Trainer);
+
+impl Faulty<'_> {
+    /// The root, one element of which is the next value of its dtype.
+    fn bytes(&self, mut root: UnitBytes) -> UnitBytes {
+        root.bump_ulp(self.0.plan.units[0].tensors[0].len());
+        root
+    }
+}
 
 impl Units for Faulty<'_> {
-    fn gather(&self, index: usize) -> Result<UnitBytes, TrainerError> {
-        let mut bytes = self.0.gather(index)?;
-        if index == 0 {
-            bytes.bump_ulp(self.1.units[0].tensors[0].len());
+    fn gather(&self, index: usize) -> Result<Weights, TrainerError> {
+        let Trainer { units, device, .. } = self.0;
+        match index {
+            0 => Ok(self.bytes(units.gather_bytes(0)?).open(device)),
+            _ => units.gather(index),
         }
-        Ok(bytes)
     }
 }
 
@@ -65,7 +77,9 @@ impl Trainer {
         let device = device.clone();
         let world = SharedMemory::world(1).pop().expect("a world of one rank");
         let trains = config.update == Update::Adamw;
-        let units = ShardedUnits::new(Box::new(world), num.dtype, master, trains);
+        let weights = (&plan, master);
+        let units = ShardedUnits::new(Box::new(world), &device, num.dtype, weights, trains)
+            .expect("a world of one rank has nobody to lose");
         Self { device, plan, num, config, units, frozen: None, version: WeightVersion::new(0) }
     }
 
@@ -83,7 +97,8 @@ impl Trainer {
     /// # Errors
     /// [`TrainerError::RankLeft`].
     pub fn freeze_reference(&mut self) -> Result<(), TrainerError> {
-        self.frozen = Some(Frozen(self.hand_over()?.units));
+        let units = self.hand_over()?.units;
+        self.frozen = Some(Frozen { units, device: self.device.clone() });
         Ok(())
     }
 
@@ -92,7 +107,7 @@ impl Trainer {
     /// # Errors
     /// [`TrainerError::RankLeft`].
     pub fn hand_over(&self) -> Result<WeightSet, TrainerError> {
-        let gather = |index| self.units.gather(index);
+        let gather = |index| self.units.gather_bytes(index);
         let units = (0..self.plan.units.len()).map(gather).collect::<Result<_, _>>()?;
         Ok(WeightSet { version: self.version, units })
     }
@@ -102,7 +117,7 @@ impl Trainer {
     /// # Errors
     /// [`TrainerError::RankLeft`].
     pub fn master(&self) -> Result<Vec<Vec<f32>>, TrainerError> {
-        (0..self.plan.units.len()).map(|index| self.units.gather_master(index)).collect()
+        (0..self.plan.units.len()).map(|index| self.units.copy_master(index)).collect()
     }
 
     /// xxh3 of every tensor that scoring uses, in the plan's order.
@@ -110,22 +125,28 @@ impl Trainer {
     /// # Errors
     /// [`TrainerError::RankLeft`].
     pub fn fingerprints(&self) -> Result<Vec<u64>, TrainerError> {
-        let mut all = Vec::new();
-        self.with_units(|units| {
-            for (index, spec) in self.plan.units.iter().enumerate() {
-                all.extend(units.gather(index)?.fingerprints(spec));
-            }
-            Ok(())
-        })?;
+        let mut all = self.units.fingerprints(&self.plan)?;
+        if self.has_fault() {
+            let root = self.units.gather_bytes(0)?;
+            let changed = Faulty(self).bytes(root);
+            all.splice(
+                ..self.plan.units[0].tensors.len(),
+                changed.fingerprints(&self.plan.units[0]),
+            );
+        }
         Ok(all)
+    }
+
+    fn has_fault(&self) -> bool {
+        self.config.faults.contains(&Fault::TrainerWeightUlp)
     }
 
     fn with_units<T>(
         &self,
         body: impl FnOnce(&dyn Units) -> Result<T, TrainerError>,
     ) -> Result<T, TrainerError> {
-        if self.config.faults.contains(&Fault::TrainerWeightUlp) {
-            body(&Faulty(&self.units, &self.plan))
+        if self.has_fault() {
+            body(&Faulty(self))
         } else {
             body(&self.units)
         }

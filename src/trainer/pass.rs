@@ -7,13 +7,14 @@
 
 use super::TrainerError;
 use crate::base::{Position, TokenId};
-use crate::model::{Block, Numerics, Plan, Root, Span, Spans, UnitBytes};
+use crate::model::{Block, Numerics, Plan, Root, Span, Spans};
 use crate::ops::array::{Array, Device};
+use crate::ops::weights::Weights;
 
 /// Where a pass gets a unit's compute-dtype weights from.
 pub(super) trait Units {
     /// The weights of unit `index` of the plan. Every rank asks in the same order.
-    fn gather(&self, index: usize) -> Result<UnitBytes, TrainerError>;
+    fn gather(&self, index: usize) -> Result<Weights, TrainerError>;
 }
 
 /// Everything that fixes a forward.
@@ -26,13 +27,13 @@ pub(super) struct Shape<'a> {
 
 impl Shape<'_> {
     pub(super) fn root(&self, units: &dyn Units, trains: bool) -> Result<Root, TrainerError> {
-        let weights = units.gather(0)?.open(self.device);
+        let weights = units.gather(0)?;
         Ok(Root::load(&self.plan.config, &self.plan.units[0], &weights, trains))
     }
 
     fn block(&self, units: &dyn Units, layer: usize, trains: bool) -> Result<Block, TrainerError> {
         let spec = &self.plan.units[layer + 1];
-        let weights = units.gather(layer + 1)?.open(self.device);
+        let weights = units.gather(layer + 1)?;
         Ok(Block::load(&self.plan.config, self.plan.layers[layer], spec, &weights, trains))
     }
 }

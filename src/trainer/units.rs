@@ -1,28 +1,43 @@
 //! The sharded weights: each rank holds its part of every unit's flat f32 master and of the
 //! optimizer's moments, and gathers a unit in the compute dtype when it needs it.
 
+use std::borrow::Cow;
+
 use super::adamw;
 use super::collective::{shard_len, Collective};
 use super::pass::{Gradient, Units};
 use super::TrainerError;
 use crate::config::Dtype;
 use crate::model::{Plan, UnitBytes};
+use crate::ops::array::{Array, Device};
+use crate::ops::weights::Weights;
 
 /// One rank's part of a model.
 pub(super) struct ShardedUnits {
     collective: Box<dyn Collective>,
+    device: Device,
     dtype: Dtype,
     /// A unit's elements, before padding to whole shards.
     lens: Vec<usize>,
-    master: Vec<Vec<f32>>,
+    /// On the device where there are updates, else on the host.
+    master: Vec<Array>,
     moments: Option<Moments>,
+    /// Where nothing changes the weights and the device is not the host.
+    fixed: Option<Fixed>,
     /// Optimizer updates done.
     pub updates: u64,
 }
 
+/// What every gather would give.
+struct Fixed {
+    units: Vec<Weights>,
+    /// xxh3 of every tensor, in the plan's order.
+    fingerprints: Vec<u64>,
+}
+
 struct Moments {
-    m: Vec<Vec<f32>>,
-    v: Vec<Vec<f32>>,
+    m: Vec<Array>,
+    v: Vec<Array>,
 }
 
 impl ShardedUnits {
@@ -30,42 +45,94 @@ impl ShardedUnits {
     /// only where there will be updates.
     pub(super) fn new(
         collective: Box<dyn Collective>,
+        device: &Device,
         dtype: Dtype,
-        master: &[Vec<f32>],
+        (plan, master): (&Plan, &[Vec<f32>]),
         trains: bool,
-    ) -> Self {
+    ) -> Result<Self, TrainerError> {
         let (rank, world) = (collective.rank().index(), collective.world_size());
+        let home = if trains { device.clone() } else { Device::Cpu };
         let shard = |flat: &Vec<f32>| {
             let len = shard_len(flat.len(), world);
-            let mut padded = flat.clone();
-            padded.resize(len * world, 0.0);
-            padded[rank * len..(rank + 1) * len].to_vec()
+            let mut own =
+                flat[(rank * len).min(flat.len())..((rank + 1) * len).min(flat.len())].to_vec();
+            own.resize(len, 0.0);
+            home.upload(own)
         };
         let lens = master.iter().map(Vec::len).collect();
-        let shards: Vec<Vec<f32>> = master.iter().map(shard).collect();
-        let zeros = || shards.iter().map(|shard| vec![0.0; shard.len()]).collect();
+        let shards: Vec<Array> = master.iter().map(shard).collect();
+        let zeros = || shards.iter().map(Array::zeros_like).collect();
         let moments = trains.then(|| Moments { m: zeros(), v: zeros() });
-        Self { collective, dtype, lens, master: shards, moments, updates: 0 }
+        let device = device.clone();
+        let mut units = Self {
+            collective,
+            device,
+            dtype,
+            lens,
+            master: shards,
+            moments,
+            fixed: None,
+            updates: 0,
+        };
+        if !trains && !units.device.is_host() {
+            units.fixed = Some(units.fix(plan)?);
+        }
+        Ok(units)
     }
 
-    /// A unit's whole f32 master, gathered from all ranks.
-    pub(super) fn gather_master(&self, unit: usize) -> Result<Vec<f32>, TrainerError> {
-        let shard = &self.master[unit];
-        let mut flat = vec![0.0; shard.len() * self.collective.world_size()];
-        self.collective.all_gather(shard, &mut flat)?;
+    fn fix(&self, plan: &Plan) -> Result<Fixed, TrainerError> {
+        let mut fixed = Fixed { units: Vec::new(), fingerprints: Vec::new() };
+        for (unit, spec) in plan.units.iter().enumerate() {
+            let bytes = self.gather_bytes(unit)?;
+            fixed.fingerprints.extend(bytes.fingerprints(spec));
+            fixed.units.push(bytes.open(&self.device));
+        }
+        Ok(fixed)
+    }
+
+    /// xxh3 of every tensor in the compute dtype, in the plan's order.
+    pub(super) fn fingerprints(&self, plan: &Plan) -> Result<Vec<u64>, TrainerError> {
+        if let Some(fixed) = &self.fixed {
+            return Ok(fixed.fingerprints.clone());
+        }
+        let mut all = Vec::new();
+        for (unit, spec) in plan.units.iter().enumerate() {
+            all.extend(self.gather_bytes(unit)?.fingerprints(spec));
+        }
+        Ok(all)
+    }
+
+    /// A unit's whole f32 master, gathered from all ranks; where this rank is all of them, its own.
+    fn gather_master(&self, unit: usize) -> Result<Cow<'_, Array>, TrainerError> {
+        let (shard, world) = (&self.master[unit], self.collective.world_size());
+        if world == 1 {
+            return Ok(Cow::Borrowed(shard));
+        }
+        let mut flat = vec![0.0; shard.len() * world];
+        self.collective.all_gather(&shard.on_host(), &mut flat)?;
         flat.truncate(self.lens[unit]);
-        Ok(flat)
+        Ok(Cow::Owned(shard.device().upload(flat)))
+    }
+
+    /// The same on the host, as a copy.
+    pub(super) fn copy_master(&self, unit: usize) -> Result<Vec<f32>, TrainerError> {
+        Ok(self.gather_master(unit)?.to_host())
+    }
+
+    /// A unit in the compute dtype, on the host.
+    pub(super) fn gather_bytes(&self, unit: usize) -> Result<UnitBytes, TrainerError> {
+        Ok(UnitBytes::from_master(&self.gather_master(unit)?.on_host(), self.dtype))
     }
 
     /// Master weights and both moments, a shard a unit; `None` where there are no updates, which
     /// leave nothing to remember.
-    pub(super) fn shards(&self) -> Option<[&[Vec<f32>]; 3]> {
+    pub(super) fn shards(&self) -> Option<[&[Array]; 3]> {
         let moments = self.moments.as_ref()?;
         Some([&self.master, &moments.m, &moments.v])
     }
 
     /// The same, to write to.
-    pub(super) fn shards_mut(&mut self) -> Option<[&mut [Vec<f32>]; 3]> {
+    pub(super) fn shards_mut(&mut self) -> Option<[&mut [Array]; 3]> {
         let moments = self.moments.as_mut()?;
         Some([&mut self.master, &mut moments.m, &mut moments.v])
     }
@@ -73,7 +140,8 @@ impl ShardedUnits {
     /// Forgets the optimizer's past, as at the start.
     pub(super) fn reset_optimizer(&mut self) {
         if let Some(moments) = &mut self.moments {
-            moments.m.iter_mut().chain(&mut moments.v).for_each(|shard| shard.fill(0.0));
+            let shards = moments.m.iter_mut().chain(&mut moments.v);
+            shards.for_each(|shard| *shard = shard.zeros_like());
         }
         self.updates = 0;
     }
@@ -86,32 +154,43 @@ impl ShardedUnits {
         options: &adamw::Options,
         gradient: Gradient,
     ) -> Result<f64, TrainerError> {
-        let moments = self.moments.as_mut().expect("this trainer was built to update");
         let mut shards = Vec::with_capacity(gradient.len());
         let mut squares = Vec::with_capacity(gradient.len());
-        for (spec, (flat, master)) in plan.units.iter().zip(gradient.into_iter().zip(&self.master))
-        {
-            let mut flat = flat.into_host();
-            flat.resize(master.len() * self.collective.world_size(), 0.0);
-            let mut shard = vec![0.0; master.len()];
-            self.collective.reduce_scatter(&flat, &mut shard)?;
-            let sum = self.collective.all_reduce(adamw::squared_norm(&shard))?;
-            squares.push((spec.name.as_str(), sum));
+        for (unit, (spec, flat)) in plan.units.iter().zip(gradient).enumerate() {
+            let shard = self.reduce(unit, flat)?;
+            squares.push((spec.name.as_str(), self.collective.all_reduce(shard.squared_norm())?));
             shards.push(shard);
         }
         let norm = adamw::global_norm(squares)?;
-        let scale = options.clip_scale(norm);
         self.updates += 1;
+        let step = options.step(self.updates, options.clip_scale(norm));
+        let moments = self.moments.as_mut().expect("this trainer was built to update");
         let moments = moments.m.iter_mut().zip(moments.v.iter_mut());
         for ((master, (m, v)), gradient) in self.master.iter_mut().zip(moments).zip(&shards) {
-            adamw::update(options, self.updates, scale, gradient, adamw::Shard { master, m, v });
+            master.adamw(&step, gradient, m, v);
         }
         Ok(norm)
+    }
+
+    /// This rank's shard of a unit's gradient, summed over all ranks.
+    fn reduce(&self, unit: usize, flat: Array) -> Result<Array, TrainerError> {
+        let world = self.collective.world_size();
+        if world == 1 {
+            return Ok(flat);
+        }
+        let mut shard = vec![0.0; self.master[unit].len()];
+        let mut flat = flat.into_host();
+        flat.resize(shard.len() * world, 0.0);
+        self.collective.reduce_scatter(&flat, &mut shard)?;
+        Ok(self.device.upload(shard))
     }
 }
 
 impl Units for ShardedUnits {
-    fn gather(&self, unit: usize) -> Result<UnitBytes, TrainerError> {
-        Ok(UnitBytes::from_master(&self.gather_master(unit)?, self.dtype))
+    fn gather(&self, unit: usize) -> Result<Weights, TrainerError> {
+        match &self.fixed {
+            Some(fixed) => Ok(fixed.units[unit].clone()),
+            None => Ok(Weights::of_master(&*self.gather_master(unit)?, self.dtype)),
+        }
     }
 }

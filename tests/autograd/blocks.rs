@@ -5,15 +5,15 @@ use gapscope::config::Dtype;
 use gapscope::model::{
     AttentionShape, Block, Family, HfConfig, MambaShape, Plan, Preset, Span, Spans,
 };
-use gapscope::ops::array::{Array, Device};
+use gapscope::ops::array::Array;
 use gapscope::trainer::{Experience, Sequence, Trainer};
 
 use crate::common::dense::{flat, tensor, Dense};
 use crate::common::shapes::odd_shapes;
 use crate::common::{
-    config, gradient_by_update, random_tokens, random_weights, GRADIENT_BY_UPDATE,
+    config, device, gradient_by_update, random_tokens, random_weights, GRADIENT_BY_UPDATE,
 };
-use crate::{check, cpu, random};
+use crate::{check, opened, random};
 
 /// A gradient that has come through a block: about 20 operations in a row, each at inputs that are
 /// rounded already. The worst is 1e-5, of a norm's weight over rows of three elements.
@@ -32,19 +32,26 @@ fn blocks_over_packed_documents() {
             for (layer, kind) in plan.layers.iter().enumerate() {
                 let case = format!("{name}, layer {layer}, {kind:?}, {lens:?}");
                 let (spec, weights) = (&plan.units[layer + 1], &units[layer + 1]);
-                let block = Block::load(&plan.config, *kind, spec, &cpu(weights), true);
+                let block = Block::load(&plan.config, *kind, spec, &opened(weights), true);
                 let mut start = 0;
                 let span = |&len: &usize| {
                     start += len;
                     Span { start: start - len, len, position: Position::new(0) }
                 };
-                let spans = Spans::new(&Device::Cpu, lens.iter().map(span).collect());
+                let spans = Spans::new(&device(), lens.iter().map(span).collect());
                 let (rows, h) = (start, plan.config.hidden_size);
                 let (x, dy) = (random(rows * h, 80), random(rows * h, 81));
-                let (mut y, mut dx) = (Array::Cpu(x.clone()), Array::Cpu(dy.clone()));
-                let mut grads = Device::Cpu.zeros(spec.len());
+                let (mut y, mut dx) = (device().upload(x.clone()), device().upload(dy.clone()));
+                let mut grads = device().zeros(spec.len());
                 block.forward(&num, &spans, &mut y);
-                block.backward(&num, spec, &spans, &Array::Cpu(x.clone()), &mut dx, &mut grads);
+                block.backward(
+                    &num,
+                    spec,
+                    &spans,
+                    &device().upload(x.clone()),
+                    &mut dx,
+                    &mut grads,
+                );
                 let [y, dx, grads] = [y, dx, grads].map(Array::into_host);
 
                 let dense = Dense::new(&plan, &units, lens);
@@ -103,7 +110,7 @@ fn trainer(plan: &Plan, units: &[Vec<f32>], extra: &str) -> Trainer {
          trainer.max_tokens_per_chunk = 24\n{extra}"
     );
     let num = plan.numerics(Dtype::F32, Dtype::F32);
-    Trainer::new(&Device::Cpu, plan.clone(), num, config(&toml).trainer, units)
+    Trainer::new(&device(), plan.clone(), num, config(&toml).trainer, units)
 }
 
 /// Every element of the gradient that an update used, against the oracle's.

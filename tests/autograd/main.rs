@@ -18,6 +18,7 @@ mod ops;
 use candle_core::{Tensor, Var};
 use common::dense::{flat, tensor, Candle};
 use gapscope::base::Stream;
+use gapscope::config::Dtype;
 use gapscope::ops::weights::Weights;
 
 /// Four times the worst of the header.
@@ -29,9 +30,9 @@ fn random(len: usize, seed: u64) -> Vec<f32> {
     (0..len).map(|_| stream.normal() as f32).collect()
 }
 
-/// A unit's weights on the CPU.
-fn cpu(flat: &[f32]) -> Weights {
-    Weights::Cpu(flat.to_vec())
+/// A unit's weights on the device of the tests.
+fn opened(flat: &[f32]) -> Weights {
+    Weights::of_master(&common::device().upload(flat.to_vec()), Dtype::F32)
 }
 
 /// Compares all elements; what is exactly 0 in theory may be a rounding of f64 in the oracle.

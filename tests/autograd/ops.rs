@@ -5,7 +5,7 @@ use candle_nn::ops::log_softmax;
 use gapscope::base::Position;
 use gapscope::config::Dtype;
 use gapscope::model::{Plan, Preset, Root, Span};
-use gapscope::ops::array::{Array, Device};
+use gapscope::ops::array::Array;
 use gapscope::ops::attention::{self, Heads};
 use gapscope::ops::conv::Conv;
 use gapscope::ops::gemm::{weight_gradient, Into, Linear};
@@ -14,8 +14,8 @@ use gapscope::ops::scan::{RowGradients, Rows, Scan, WeightGradients};
 use gapscope::ops::{rms_norm, swiglu};
 
 use crate::common::dense::{self, Documents};
-use crate::common::tokens;
-use crate::{check, check_op, cpu, random, Input, TOLERANCE};
+use crate::common::{device, tokens};
+use crate::{check, check_op, opened, random, Input, TOLERANCE};
 
 const EPS: f32 = 1e-5;
 
@@ -229,12 +229,12 @@ fn the_root() {
         // A token that comes twice, whose rows of the gradient are summed.
         let ids = tokens([5, 36, 0, 5, 17]);
         let flat = random(spec.len(), 70);
-        let root = Root::load(&plan.config, spec, &cpu(&flat), true);
+        let root = Root::load(&plan.config, spec, &opened(&flat), true);
         let x = root.embed(&ids);
         let y = root.logits(&num, &x);
         let dy = random(y.len(), 71);
-        let mut grads = Device::Cpu.zeros(flat.len());
-        let dx = root.backward_head(&num, spec, &x, &Array::Cpu(dy.clone()), &mut grads);
+        let mut grads = device().zeros(flat.len());
+        let dx = root.backward_head(&num, spec, &x, &device().upload(dy.clone()), &mut grads);
         root.backward_embed(spec, &ids, &dx, &mut grads);
         let [y, grads] = [y, grads].map(Array::into_host);
 

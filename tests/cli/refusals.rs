@@ -39,7 +39,8 @@ fn experiment_files() {
             "\"tiny-jamba\"",
             "\"tiny-jambo\"",
             "7:10: model.preset = \"tiny-jambo\" is refused; it takes one of \"tiny-jamba\", \
-             \"tiny-mamba\", \"tiny-llama\", \"jamba-3b-shape\"; did you mean \"tiny-jamba\"?",
+             \"tiny-mamba\", \"tiny-llama\", \"small-jamba\", \"jamba-3b-shape\"; did you mean \
+             \"tiny-jamba\"?",
         ),
     ] {
         let file = changed(folder.path(), from, to);
@@ -103,6 +104,31 @@ fn overrides() {
     ]);
 }
 
+/// A machine or a build without CUDA says so before anything is left behind. Where there is a GPU
+/// this holds nothing: the tests of CUDA do.
+#[test]
+fn a_device_that_is_not_there_is_refused() {
+    let message = match cfg!(feature = "cuda") {
+        true => {
+            "CUDA needs NVIDIA's driver library (libcuda.so.1), which this machine does not have: \
+             install the driver, or set engine.device = \"cpu\""
+        }
+        false => {
+            "engine.device = \"cuda\" needs a build with CUDA: cargo build --release --features \
+             cuda, with nvcc at hand; or set engine.device = \"cpu\""
+        }
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().join("run");
+    let args = ["run", SMALL, "--set", "engine.device=cuda", "--out", out.to_str().expect("UTF-8")];
+    let (code, stdout, stderr) = outcome(&args);
+    if cfg!(feature = "cuda") && !stderr.contains("libcuda") {
+        return;
+    }
+    assert_eq!((code, stdout.as_str(), stderr), (Some(1), "", format!("error: {message}\n")));
+    assert!(!out.exists());
+}
+
 #[test]
 fn what_this_build_does_not_have_is_refused_by_name() {
     for (assignment, found, allowed) in [
@@ -111,7 +137,6 @@ fn what_this_build_does_not_have_is_refused_by_name() {
             "engine.enable_prefix_caching = true",
             "only false: this build has no prefix cache",
         ),
-        ("engine.device=cuda", "engine.device = \"cuda\"", "only \"cpu\": this build has no CUDA"),
         (
             "engine.numerics=fast",
             "engine.numerics = \"fast\"",
@@ -144,7 +169,7 @@ fn model_folders() {
         assert!(!Path::new(out).exists(), "a run that cannot start leaves nothing");
     };
     let hint = "name a folder that holds config.json and model.safetensors, or a preset: \
-        tiny-jamba, tiny-mamba, tiny-llama, jamba-3b-shape";
+        tiny-jamba, tiny-mamba, tiny-llama, small-jamba, jamba-3b-shape";
 
     let missing = folder.path().join("missing");
     let not_there =

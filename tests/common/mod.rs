@@ -75,11 +75,27 @@ pub fn config(text: &str) -> Config {
     gapscope::config::parse(text, "test.toml", &[]).expect("a valid config")
 }
 
+/// The CPU; with GAPSCOPE_TEST_DEVICE=cuda in a build with CUDA the first GPU, which is held to the
+/// same tables.
+pub fn device() -> Device {
+    #[cfg(feature = "cuda")]
+    if std::env::var("GAPSCOPE_TEST_DEVICE").is_ok_and(|name| name == "cuda") {
+        static GPU: std::sync::OnceLock<Device> = std::sync::OnceLock::new();
+        let open = || {
+            let gpu = gapscope::ops::cuda::Gpu::open(0).expect("GAPSCOPE_TEST_DEVICE asks for it");
+            eprintln!("on {}", gpu.name());
+            Device::Cuda(gpu)
+        };
+        return GPU.get_or_init(open).clone();
+    }
+    Device::Cpu
+}
+
 /// A trainer over a model folder, f32.
 pub fn trainer(folder: &Path, config: &Config) -> (Plan, Trainer) {
     let (plan, master) = load_master(folder).expect("a model folder");
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    (plan.clone(), Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master))
+    (plan.clone(), Trainer::new(&device(), plan, num, config.trainer.clone(), &master))
 }
 
 /// What every fixture's configuration begins with.
@@ -92,7 +108,7 @@ pub fn engine(name: &str, extra: &str) -> Engine {
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
     let (contract, seed) = (config.contract(), config.seed);
     let mut engine =
-        Engine::new(&Device::Cpu, plan, num, config.engine, contract, seed).expect("an engine");
+        Engine::new(&device(), plan, num, config.engine, contract, seed).expect("an engine");
     let weights = trainer.hand_over().expect("hand over");
     engine.load(weights.version, weights.units);
     engine

@@ -1,14 +1,17 @@
 //! Attention on the device against its CPU twin, bit for bit.
 
+use std::sync::Arc;
+
 use gapscope::base::BlockId;
 use gapscope::config::Dtype;
 use gapscope::ops::attention::{self, cuda, Heads};
 use gapscope::ops::cuda::Gpu;
-use gapscope::ops::pages::cuda::{BlockTables, Pages};
+use gapscope::ops::pages::cuda::Pages;
 use gapscope::ops::pages::KeyValueView;
 
 use crate::sequences::{
-    blocks, bytes_of, filled, gpu, random, ranges, spans, whole, Report, DTYPES, LENGTHS,
+    blocks, bytes_of, filled, gpu, host_spans, random, ranges, spans, whole, Report, DTYPES,
+    LENGTHS,
 };
 
 /// Query heads, key/value heads, width: plain, grouped, one key head, remainders, Jamba-3B's.
@@ -94,22 +97,18 @@ impl<'a> Batch<'a> {
         2 * u64::from(self.view.block_tokens) * self.view.row as u64 * self.view.dtype.bytes()
     }
 
-    fn upload_tables(&self, gpu: &Gpu) -> BlockTables {
-        let tokens = self.lens.iter().zip(&self.positions).map(|(len, past)| (len + past) as u32);
-        let tables = self.tables.iter().map(Vec::as_slice).zip(tokens);
-        BlockTables::upload(gpu, self.view.block_tokens, tables)
-    }
-
     /// Stores the rows' keys and values, then attends; returns the output.
-    fn run(&self, gpu: &Gpu, pages: &mut Pages, qkv: [&[f32]; 3], dtype: Dtype) -> Vec<f32> {
+    fn run(&self, gpu: &Gpu, pages: &Pages, qkv: [&[f32]; 3], dtype: Dtype) -> Vec<f32> {
         let [q, k, v] = qkv.map(|values| gpu.upload(values));
-        let (spans, tables) = (spans(gpu, self.lens, &self.positions), self.upload_tables(gpu));
+        let (list, spans) =
+            (host_spans(self.lens, &self.positions), spans(gpu, self.lens, &self.positions));
+        let tables: Vec<&[BlockId]> = self.tables.iter().map(Vec::as_slice).collect();
+        let places = cuda::Paged::new(pages, &self.view, &list, &tables);
         let (k, v) = (k.as_view(), v.as_view());
-        cuda::store(gpu, (&self.view, &mut *pages, &tables), &spans, &k, &v);
+        cuda::store(gpu, &places, &spans, &k, &v);
         let mut out = gpu.upload(&vec![f32::NAN; q.len()]);
-        let paged = (&self.view, &*pages, &tables);
         let out_view = &mut out.as_view_mut();
-        cuda::forward_paged(gpu, self.heads, &q.as_view(), paged, &spans, dtype, out_view);
+        cuda::forward_paged(gpu, self.heads, &q.as_view(), &places, &spans, dtype, out_view);
         gpu.download(&out.as_view())
     }
 }
@@ -128,7 +127,7 @@ fn contexts_in_pages() {
 
 /// Every byte of the buffer is compared after. What lies past each context is NaN on both sides: a
 /// key read there would show.
-fn in_pages(gpu: &Gpu, batch: &Batch<'_>, dtype: Dtype, report: &mut Report) {
+fn in_pages(gpu: &Arc<Gpu>, batch: &Batch<'_>, dtype: Dtype, report: &mut Report) {
     let (h, view) = (batch.heads, &batch.view);
     let (mut host, mut device) = filled(gpu, 2, batch.num_blocks, batch.page_bytes(), dtype);
     let spoil = vec![f32::NAN; view.row * view.block_tokens as usize];
@@ -142,7 +141,7 @@ fn in_pages(gpu: &Gpu, batch: &Batch<'_>, dtype: Dtype, report: &mut Report) {
         }
     }
     let bytes = batch.page_bytes() * u64::from(batch.num_blocks);
-    device.upload(gpu, view.buffer, 0, &bytes_of(&host, view.buffer, bytes));
+    device.upload(view.buffer, 0, &bytes_of(&host, view.buffer, bytes));
 
     let [q, k, v, _] = inputs(h, batch.lens.iter().sum(), dtype);
     let mut want = vec![0.0; q.len()];
@@ -155,13 +154,13 @@ fn in_pages(gpu: &Gpu, batch: &Batch<'_>, dtype: Dtype, report: &mut Report) {
         view.gather(&host, table, &mut keys, &mut values);
         attention::forward(h, &q[wide.clone()], &keys, &values, dtype, &mut want[wide]);
     }
-    let got = batch.run(gpu, &mut device, [&q, &k, &v], dtype);
+    let got = batch.run(gpu, &device, [&q, &k, &v], dtype);
     let what = || format!("{h:?} {dtype:?} {:?}, blocks of {}", batch.lens, view.block_tokens);
     report.same(what, &got, &want);
     let finite = want.iter().all(|v| v.is_finite());
     assert!(finite, "{}: the case itself reads past a context", what());
     for buffer in 0..2 {
-        let found = device.download(gpu, buffer, 0..bytes);
+        let found = device.download(buffer, 0..bytes);
         let stored = bytes_of(&host, buffer, bytes);
         report.same_bytes(|| format!("{}, buffer {buffer}", what()), &found, &stored);
     }
@@ -181,7 +180,7 @@ fn any_cut_in_pages_is_the_sequence_seen_whole() {
             let view = KeyValueView { buffer: 0, dtype, block_tokens: 16, row: h.key_value_row() };
             let table = vec![BlockId::new(2), BlockId::new(1)];
             let page = 32 * view.row as u64 * dtype.bytes();
-            let mut pages = Pages::new(&gpu, 1, 3, page).expect("three pages");
+            let pages = Pages::new(&gpu, 1, 3, page);
             let (mut out, mut from) = (Vec::new(), 0);
             for &len in &pieces {
                 let (wide, narrow) = (h.query_row(), h.key_value_row());
@@ -195,7 +194,7 @@ fn any_cut_in_pages_is_the_sequence_seen_whole() {
                     positions: vec![from],
                     tables: vec![table.clone()],
                 };
-                out.extend(batch.run(&gpu, &mut pages, [&q, &k, &v], dtype));
+                out.extend(batch.run(&gpu, &pages, [&q, &k, &v], dtype));
                 from += len;
             }
             report.same(|| format!("{h:?} {dtype:?} {pieces:?}"), &out, &want);

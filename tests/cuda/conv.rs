@@ -1,12 +1,15 @@
 //! The convolution on the device against its CPU twin, bit for bit.
 
+use std::sync::Arc;
+
 use gapscope::base::BlockId;
 use gapscope::config::Dtype;
 use gapscope::ops::conv::cuda::{backward, forward, Gradients, Weights};
 use gapscope::ops::conv::Conv;
 use gapscope::ops::cuda::Gpu;
-use gapscope::ops::pages::cuda::{Pages, Slots, States};
+use gapscope::ops::pages::cuda::{Pages, States};
 use gapscope::ops::pages::StateView;
+use gapscope::ops::state::StateRow;
 
 use crate::sequences::{
     blocks, bytes_of, filled, gpu, random, ranges, spans, whole, Report, DTYPES, LENGTHS,
@@ -39,7 +42,7 @@ impl Layer {
         gpu: &Gpu,
         x: &[f32],
         (lens, positions): (&[usize], &[usize]),
-        states: &mut States<'_>,
+        states: &States,
         dtype: Dtype,
     ) -> Vec<f32> {
         let (taps, bias) = (gpu.upload(&self.taps_kd), gpu.upload(&self.bias_d));
@@ -82,7 +85,13 @@ fn whole_sequences() {
                 layer.host.forward(&mut state, &x[floats.clone()], dtype, &mut want[floats]);
             }
             let positions = vec![0; lens.len()];
-            let got = layer.run(&gpu, &x, (lens, &positions), &mut States::Fresh, dtype);
+            let got = layer.run(
+                &gpu,
+                &x,
+                (lens, &positions),
+                &States::Fresh { count: lens.len() },
+                dtype,
+            );
             report.same(|| format!("{shape:?} {dtype:?} {lens:?}"), &got, &want);
         }
     }
@@ -103,10 +112,10 @@ fn states_in_pages() {
 }
 
 /// Some spans read their state and some do not; every byte of the buffer is compared after.
-fn in_pages(gpu: &Gpu, layer: &Layer, lens: &[usize], dtype: Dtype, report: &mut Report) {
+fn in_pages(gpu: &Arc<Gpu>, layer: &Layer, lens: &[usize], dtype: Dtype, report: &mut Report) {
     let (d, view) = (layer.channels, layer.view(dtype));
     let num_blocks = 2 * lens.len() as u32 + 3;
-    let (mut host, mut device) = filled(gpu, 2, num_blocks, view.page_bytes(), dtype);
+    let (mut host, device) = filled(gpu, 2, num_blocks, view.page_bytes(), dtype);
     let slots = blocks(lens.len(), num_blocks, 5);
     let reads = |span: usize| span % 3 != 1;
     let x = random(lens.iter().sum::<usize>() * d, 4, dtype);
@@ -119,16 +128,16 @@ fn in_pages(gpu: &Gpu, layer: &Layer, lens: &[usize], dtype: Dtype, report: &mut
         layer.host.forward(&mut state, &x[floats.clone()], dtype, &mut want[floats]);
         view.store_conv(&mut host, slots[span], &state);
     }
-    let on_device =
-        Slots::upload(gpu, slots.iter().enumerate().map(|(span, &slot)| (slot, reads(span))));
-    let mut states = States::Paged { pages: &mut device, view: &view, slots: &on_device, bits: 14 };
+    let row = |(span, &block)| StateRow { block, reads: reads(span) };
+    let places: Vec<StateRow> = slots.iter().enumerate().map(row).collect();
+    let states = States::paged(&device, &view, &places, 14);
     let positions: Vec<usize> = (0..lens.len()).map(|span| 9 * usize::from(reads(span))).collect();
-    let got = layer.run(gpu, &x, (lens, &positions), &mut states, dtype);
+    let got = layer.run(gpu, &x, (lens, &positions), &states, dtype);
     let what = || format!("D {d} K {} {dtype:?} {lens:?}", layer.taps);
     report.same(what, &got, &want);
     let bytes = view.page_bytes() * u64::from(num_blocks);
     for buffer in 0..2 {
-        let found = device.download(gpu, buffer, 0..bytes);
+        let found = device.download(buffer, 0..bytes);
         let stored = bytes_of(&host, buffer, bytes);
         report.same_bytes(|| format!("{}, buffer {buffer}", what()), &found, &stored);
     }
@@ -144,17 +153,16 @@ fn any_cut_gives_the_same_bits_and_state() {
     let (d, view) = (layer.channels, layer.view(dtype));
     let x = random(t * d, 6, dtype);
     let in_pieces = |pieces: &[usize]| {
-        let mut pages = Pages::new(&gpu, 2, 4, view.page_bytes()).expect("a few pages");
+        let pages = Pages::new(&gpu, 2, 4, view.page_bytes());
         let (mut y, mut from) = (Vec::new(), 0);
         for &len in pieces {
-            let slots = Slots::upload(&gpu, [(BlockId::new(2), from > 0)]);
-            let mut states =
-                States::Paged { pages: &mut pages, view: &view, slots: &slots, bits: 64 };
+            let row = StateRow { block: BlockId::new(2), reads: from > 0 };
+            let states = States::paged(&pages, &view, &[row], 64);
             let rows = &x[from * d..(from + len) * d];
-            y.extend(layer.run(&gpu, rows, (&[len], &[from]), &mut states, dtype));
+            y.extend(layer.run(&gpu, rows, (&[len], &[from]), &states, dtype));
             from += len;
         }
-        (y, pages.download(&gpu, 1, 0..4 * view.page_bytes()))
+        (y, pages.download(1, 0..4 * view.page_bytes()))
     };
     let (y, bytes) = in_pieces(&[t]);
     for pieces in (1..t).map(|cut| vec![cut, t - cut]).chain([vec![1; t]]) {

@@ -5,9 +5,11 @@
 
 mod attention;
 mod conv;
+mod elementwise;
 mod gemm;
 mod pages;
 mod rms_norm;
+mod runs;
 mod scan;
 mod sequences;
 mod softmax;

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use gapscope::base::{BlockId, Stream};
+use gapscope::base::{BlockId, Position, Stream};
 use gapscope::config::Dtype;
 use gapscope::ops::array::Device;
 use gapscope::ops::cuda::{Gpu, Spans};
 use gapscope::ops::pages::{cuda, Pages};
 use gapscope::ops::round::slice_to_dtype;
+use gapscope::ops::spans::Span;
 
 pub const DTYPES: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 
@@ -34,10 +35,21 @@ pub fn ranges(lens: &[usize]) -> Vec<std::ops::Range<usize>> {
     lens.iter().map(next).collect()
 }
 
-/// On the device, the rows of each sequence from its position on.
-pub fn spans(gpu: &Gpu, lens: &[usize], positions: &[usize]) -> Spans {
+/// The rows of each sequence from its position on.
+pub fn host_spans(lens: &[usize], positions: &[usize]) -> Vec<Span> {
     let rows = ranges(lens).into_iter().zip(positions);
-    Spans::upload(gpu, rows.map(|(rows, &position)| (rows.start, rows.len(), position)))
+    let span = |(rows, &position): (std::ops::Range<usize>, &usize)| Span {
+        start: rows.start,
+        len: rows.len(),
+        position: Position::new(position as u32),
+    };
+    rows.map(span).collect()
+}
+
+/// The same on the device.
+pub fn spans(gpu: &Gpu, lens: &[usize], positions: &[usize]) -> Spans {
+    let list = host_spans(lens, positions);
+    Spans::upload(gpu, list.iter().map(|span| (span.start, span.len, span.position.index())))
 }
 
 /// On the device, whole sequences.
@@ -57,20 +69,19 @@ pub fn blocks(count: usize, num_blocks: u32, seed: u64) -> Vec<BlockId> {
 
 /// The same bytes on both sides: numbers of `dtype` everywhere.
 pub fn filled(
-    gpu: &Gpu,
+    gpu: &Arc<Gpu>,
     buffers: usize,
     num_blocks: u32,
     page_bytes: u64,
     dtype: Dtype,
 ) -> (Pages, cuda::Pages) {
     let mut host = Pages::new(&Device::Cpu, buffers, num_blocks, page_bytes);
-    let device = cuda::Pages::new(gpu, buffers, num_blocks, page_bytes);
-    let mut device = device.expect("the device has room for a test's pages");
+    let mut device = cuda::Pages::new(gpu, buffers, num_blocks, page_bytes);
     let bytes = page_bytes * u64::from(num_blocks);
     for buffer in 0..buffers {
         let values = random((bytes / dtype.bytes()) as usize, 90 + buffer as u64, dtype);
         host.store(buffer, 0, dtype, &values);
-        device.upload(gpu, buffer, 0, &bytes_of(&host, buffer, bytes));
+        device.upload(buffer, 0, &bytes_of(&host, buffer, bytes));
     }
     (host, device)
 }

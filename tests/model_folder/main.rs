@@ -11,10 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::shapes::odd_shapes;
-use common::{config, fixture, random_weights, Golden};
+use common::{config, device, fixture, random_weights, Golden};
 use gapscope::config::Dtype;
 use gapscope::model::{load_master, save_folder, Family, HfConfig, Plan, Preset};
-use gapscope::ops::array::Device;
 use gapscope::trainer::{Sequence, Trainer};
 use safetensors::tensor::{Dtype as FileDtype, TensorView};
 use safetensors::SafeTensors;
@@ -86,7 +85,7 @@ fn logits(folder: &Path) -> Vec<u32> {
     let (plan, units) = load_master(folder).expect("a model folder");
     let config = config("name = \"folder\"\nmodel.preset = \"tiny-jamba\"\n");
     let num = plan.numerics(Dtype::F32, Dtype::F32);
-    let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer, &units);
+    let trainer = Trainer::new(&device(), plan, num, config.trainer, &units);
     let sequence = |tokens| Sequence { tokens, prompt_len: 1 };
     let sequences: Vec<_> = Golden::tiny_jamba().rows().into_iter().map(sequence).collect();
     let seen = trainer.inspect(&sequences).expect("inspect");
@@ -322,7 +321,8 @@ fn broken_files_are_named() {
     let not_a_folder = |found: &str| {
         format!(
             "{{}} is not a model folder: {found}; name a folder that holds config.json and \
-             model.safetensors, or a preset: tiny-jamba, tiny-mamba, tiny-llama, jamba-3b-shape"
+             model.safetensors, or a preset: tiny-jamba, tiny-mamba, tiny-llama, small-jamba, \
+             jamba-3b-shape"
         )
     };
     let cases: Vec<(Spoil, String)> = vec![

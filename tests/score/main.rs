@@ -8,12 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::run::gapscope;
-use common::{assert_close, fixture, Golden};
+use common::{assert_close, device, fixture, Golden};
 use gapscope::base::{Stream, TokenId};
 use gapscope::config::Dtype;
 use gapscope::engine::{CacheSpec, Feed, Layout, Phase, Runner, Scratch};
 use gapscope::model::{load_master, load_plan, Model, UnitBytes};
-use gapscope::ops::array::Device;
 use serde_json::{json, Value};
 use tempfile::TempDir;
 
@@ -183,10 +182,10 @@ fn chunks_of_rows_change_no_bit() {
         master.iter().map(|flat| UnitBytes::from_master(flat, num.dtype)).collect();
     let spec = CacheSpec::of_model(&plan.config, num.dtype, num.state_dtype, 100);
     let layout = Layout::new(&spec).expect("a layout");
-    let runner = Runner::new(num, &layout, Model::load(&plan, &units, &Device::Cpu), 64);
+    let runner = Runner::new(num, &layout, Model::load(&plan, &units, &device()), 64);
     let tokens = common::random_tokens(&plan.config, 100, 1);
     let feed = Feed { sequence: 0, phase: Phase::Prefill, tokens: &tokens };
-    let x_th = Scratch::new(&Device::Cpu, &layout, 1).feed(&runner, &[feed], None);
+    let x_th = Scratch::new(&device(), &layout, 1).feed(&runner, &[feed], None);
     let logits = |rows: usize| -> Vec<u32> {
         let part = |start: usize| {
             let end = (start + rows).min(tokens.len());

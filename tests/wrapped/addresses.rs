@@ -14,7 +14,8 @@ use gapscope::engine::{CacheView, Completion, Phase};
 
 use super::case::Outcome;
 
-/// When something happens within a run: engine step, layer, turn within the layer, row, part.
+/// When something happens within a run: engine step, layer, turn within the layer, part (of a Mamba
+/// layer, all rows store their convolutions first, then their scans), row.
 type Time = (u64, usize, u64, u64, u64);
 
 /// Turns within a Mamba layer.
@@ -153,7 +154,7 @@ impl<'a> Addresses<'a> {
                 let prefill = self.is_prefill(request, row);
                 let turn = if prefill { PREFILLS_STORE } else { DECODES_STORE };
                 let mut push = |buffer, turn, part, bytes, state_of| {
-                    let time = (row.step, layer, turn, row.place, part);
+                    let time = (row.step, layer, turn, part, row.place);
                     stores.push(Store { time, buffer, bytes, request, layer, state_of });
                 };
                 match place.view {
@@ -184,7 +185,7 @@ impl<'a> Addresses<'a> {
                 CacheView::State(view) => {
                     let store = if stored_by { PREFILLS_STORE } else { DECODES_STORE };
                     let load = if read_by { 0 } else { DECODES_LOAD };
-                    let after = |part| (from.step, layer, store, from.place, part);
+                    let after = |part| (from.step, layer, store, part, from.place);
                     let before = (to.step, layer, load, 0, 0);
                     let (conv, ssm) = (self.conv(blocks[0]), self.ssm(blocks[0], stored_by));
                     // A state that is looked for elsewhere is lost without a hit.

@@ -10,10 +10,9 @@ use gapscope::engine::{
 use gapscope::model::{
     AttentionShape, Every, FeedForwardShape, HfConfig, MambaShape, Plan, Preset,
 };
-use gapscope::ops::array::Device;
 use gapscope::trainer::{Sequence, SequenceScores, Trainer};
 
-use super::common::{config, random_weights};
+use super::common::{config, device, random_weights};
 
 const MODEL_LEN: u64 = 64;
 const PROMPT_MAX: u64 = 40;
@@ -173,9 +172,9 @@ pub fn pair(hf: &HfConfig, config: &Config, seed: u64) -> (Engine, Trainer) {
     let plan = Plan::new(hf.clone());
     let master = random_weights(&plan, seed);
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    let trainer = Trainer::new(&Device::Cpu, plan.clone(), num, config.trainer.clone(), &master);
+    let trainer = Trainer::new(&device(), plan.clone(), num, config.trainer.clone(), &master);
     let engine =
-        Engine::new(&Device::Cpu, plan, num, config.engine.clone(), config.contract(), config.seed);
+        Engine::new(&device(), plan, num, config.engine.clone(), config.contract(), config.seed);
     let mut engine = engine.expect("an engine");
     let weights = trainer.hand_over().expect("weights");
     engine.load(weights.version, weights.units);

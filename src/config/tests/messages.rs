@@ -77,7 +77,6 @@ const FILES: &[Broken] = &[
     Under("[task]\nkind = \"jsonl\"\npath = \"q\"\nreward = \"regex\"\nreward_pattern = \"(\""),
     // Not in this build.
     Under("[engine]\nkind = \"vllm\""),
-    Under("[engine]\ndevice = \"cuda\""),
     Under("[engine]\nenable_prefix_caching = true"),
     Under("[engine]\nnumerics = \"fast\""),
     Under("[engine]\nreplicas = 2"),

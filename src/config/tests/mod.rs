@@ -45,6 +45,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("model.path", "other", &[]),
     ("model.preset", "jamba-3b-shape", &[]),
     ("model.dtype", "bf16", &[]),
+    ("engine.device", "\"cuda\"", &[]),
     ("engine.device_memory", "1GiB", &[]),
     ("engine.gpu_memory_utilization", "0.5", &[]),
     ("engine.num_gpu_blocks_override", "9", &[]),
@@ -180,7 +181,7 @@ fn values_mean_what_they_say() {
     let config = config(text, &["seed=8", "name=run-2", "rollout.top_p=0.5"]);
     assert_eq!((config.seed, config.name.as_str(), config.rollout.top_p), (8, "run-2", 0.5));
     assert_eq!(config.model.source, ModelSource::Path(PathBuf::from("configs/models/tiny-jamba")));
-    assert_eq!(config.engine.device_memory, 24 << 20);
+    assert_eq!(config.engine.device_memory, Some(24 << 20));
     assert_eq!(config.engine.num_gpu_blocks_override, Some(1441));
     assert_eq!(config.engine.mamba_ssm_cache_dtype, Dtype::Bf16);
     assert_eq!(config.model.dtype, Dtype::F32);
@@ -233,7 +234,7 @@ fn later_overrides_win_and_text_needs_no_quotes() {
     );
     assert_eq!(config.seed, 2);
     assert_eq!(config.engine.free_list, FreeListOrder::Lifo);
-    assert_eq!(config.engine.device_memory, 1 << 30);
+    assert_eq!(config.engine.device_memory, Some(1 << 30));
     assert_eq!(config.trainer.warm_start.steps, 3);
     assert_eq!(config.check.legs, [Leg::Decode, Leg::Prefill, Leg::Trainer]);
 }

@@ -1,6 +1,8 @@
 //! What a checkpoint keeps of an idle engine. Weights come from the trainer again; the batch keeps
 //! nothing from a step whose requests are all done.
 
+use std::borrow::Cow;
+
 use super::{Engine, EngineError};
 use crate::config::BatchSplit;
 use crate::engine::SchedulerSnapshot;
@@ -21,13 +23,26 @@ impl Engine {
     }
 
     /// The bytes of all pages, a buffer at a time.
-    pub fn pages(&self) -> impl Iterator<Item = &[u8]> {
-        self.pages.buffers()
+    #[must_use]
+    pub fn pages(&self) -> Vec<Cow<'_, [u8]>> {
+        self.pages.to_host()
     }
 
-    /// The same, to write to.
-    pub fn pages_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.pages.buffers_mut()
+    /// How many they are, over all buffers.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.pages.len_bytes()
+    }
+
+    /// Puts back what [`Self::pages`] gave: `read` fills each buffer in turn.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn restore_pages<E>(
+        &mut self,
+        read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.pages.restore(read)
     }
 
     /// Whether a request may read bytes that it has not written, so that what it computes depends

@@ -123,11 +123,11 @@ fn block_counts_for_given_memory() {
         (jamba_3b(Dtype::F32), 80 * gib, 0.2, 6_060_000_000, None, 15_425),
         (jamba_3b(Dtype::Bf16), 141 * gib, 0.2, 6_060_000_000, None, 61_593),
     ];
-    for (spec, device_memory, gpu_memory_utilization, weight_bytes, over, blocks) in cases {
+    for (spec, device_memory, gpu_memory_utilization, used_bytes, over, blocks) in cases {
         let memory = BlockMemory {
             device_memory,
             gpu_memory_utilization,
-            weight_bytes,
+            used_bytes,
             num_gpu_blocks_override: over,
         };
         assert_eq!(Layout::new(&spec).unwrap().num_blocks(&memory), Ok(blocks), "{memory:?}");
@@ -140,7 +140,7 @@ fn too_few_blocks_say_how_many_are_needed() {
     let mut memory = BlockMemory {
         device_memory: 100_000,
         gpu_memory_utilization: 0.5,
-        weight_bytes: 1_000,
+        used_bytes: 1_000,
         num_gpu_blocks_override: Some(5),
     };
     assert_eq!(
@@ -159,7 +159,7 @@ fn too_few_blocks_say_how_many_are_needed() {
     );
     memory.device_memory = 149_456;
     assert_eq!(layout.num_blocks(&memory), Ok(6));
-    memory.weight_bytes = 200_000;
+    memory.used_bytes = 200_000;
     assert!(matches!(
         layout.num_blocks(&memory),
         Err(EngineError::MemoryTooSmall { found: 0, .. })

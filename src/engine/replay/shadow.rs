@@ -24,6 +24,10 @@ pub struct Shadow {
     visits: Vec<Visit>,
 }
 
+/// Of the two states that [`Shadow::parts`] gives.
+const CONV: usize = 0;
+const SSM: usize = 1;
+
 /// A layer and its cache.
 struct At<View> {
     layer: LayerId,
@@ -71,7 +75,8 @@ impl Shadow {
         self.lives.leave(request)
     }
 
-    /// One part of the batch, all prefills or all decodes: every load comes before the first store.
+    /// One part of the batch, all prefills or all decodes: every load comes before the first store,
+    /// and every convolution's store before the first of an ssm state.
     fn mamba(
         &mut self,
         batch: &StepBatch,
@@ -87,12 +92,14 @@ impl Shadow {
                 self.load_state(batch, index, at);
             }
         }
-        for index in rows {
-            let account = self.lives.account(self.visits[index].life);
-            if !account.rests(&batch.rows[index]) {
-                self.store_state(batch, index, at, pool);
-            }
+        let stores = |shadow: &Self, index: &usize| {
+            !shadow.lives.account(shadow.visits[*index].life).rests(&batch.rows[*index])
+        };
+        let storing: Vec<usize> = rows.filter(|index| stores(self, index)).collect();
+        for part in [CONV, SSM] {
+            storing.iter().for_each(|&index| self.store_state(batch, index, at, part));
         }
+        storing.iter().for_each(|&index| self.wake_owners(batch, index, at, pool));
     }
 
     fn load_state(&mut self, batch: &StepBatch, index: usize, at: &At<StateView>) {
@@ -115,19 +122,24 @@ impl Shadow {
         }
     }
 
-    fn store_state(
+    fn store_state(&mut self, batch: &StepBatch, index: usize, at: &At<StateView>, part: usize) {
+        let (row, visit) = (&batch.rows[index], self.visits[index]);
+        let block = batch.blocks(index, at.group)[0];
+        let content = self.lives.account(visit.life).stores(&visit);
+        let (range, bytes) = self.parts(at, block, row.phase, content)[part].clone();
+        self.memory.store(at.view.buffer, &range, Stored { bytes, life: visit.life, block });
+    }
+
+    /// A store that went elsewhere is looked after by whoever owns the pages there.
+    fn wake_owners(
         &mut self,
         batch: &StepBatch,
         index: usize,
         at: &At<StateView>,
         pool: &BlockPool,
     ) {
-        let (row, visit) = (&batch.rows[index], self.visits[index]);
+        let row = &batch.rows[index];
         let block = batch.blocks(index, at.group)[0];
-        let content = self.lives.account(visit.life).stores(&visit);
-        for (range, bytes) in self.parts(at, block, row.phase, content) {
-            self.memory.store(at.view.buffer, &range, Stored { bytes, life: visit.life, block });
-        }
         let ssm = self.ssm(at, block, row.phase);
         if ssm != self.ssm(at, block, Phase::Decode) {
             for owner in self.memory.pages(&ssm).filter_map(|page| pool.record(page).owner) {

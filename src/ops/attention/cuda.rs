@@ -6,10 +6,12 @@
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 
 use super::Heads;
+use crate::base::BlockId;
 use crate::config::Dtype;
 use crate::ops::cuda::{dtype_code, launch, Gpu, Kernel, OrFail, Spans};
-use crate::ops::pages::cuda::{BlockTables, Pages};
+use crate::ops::pages::cuda::{BlockTables, KeyValueArgument, Pages};
 use crate::ops::pages::KeyValueView;
+use crate::ops::spans::Span;
 
 /// Threads of a block: one query of one head.
 const BLOCK: u32 = 128;
@@ -54,25 +56,51 @@ impl Rows<'_> {
     }
 }
 
+/// Where a batch's keys and values lie in a layer's pages. It holds no borrow of them: one stream
+/// orders what is written and what is read, and pages outlive every step.
+#[derive(Debug)]
+pub struct Paged {
+    view: KeyValueView,
+    argument: KeyValueArgument,
+    tables: BlockTables,
+}
+
+impl Paged {
+    /// One block table a span, each with room for the span's last position.
+    #[must_use]
+    pub fn new(pages: &Pages, view: &KeyValueView, spans: &[Span], tables: &[&[BlockId]]) -> Self {
+        let tokens = |span: &Span| u32::try_from(span.positions().end).expect("32-bit positions");
+        let rows = tables.iter().copied().zip(spans.iter().map(tokens));
+        let tables = BlockTables::upload(pages.gpu(), view.block_tokens, rows);
+        let argument = view.argument(pages, &tables);
+        Self { view: *view, argument, tables }
+    }
+
+    fn assert_fits(&self, spans: &Spans) {
+        assert_eq!(self.tables.len(), spans.count as usize, "one block table a span");
+    }
+}
+
 /// Writes keys and values `[T, G·E]` into pages, at their positions.
 pub fn store(
     gpu: &Gpu,
-    (view, pages, tables): (&KeyValueView, &mut Pages, &BlockTables),
+    places: &Paged,
     spans: &Spans,
     k: &CudaView<'_, f32>,
     v: &CudaView<'_, f32>,
 ) {
+    let Paged { view, argument, .. } = places;
     assert!(k.len() == spans.tokens as usize * view.row && v.len() == k.len(), "k and v differ");
+    places.assert_fits(spans);
     if spans.tokens == 0 {
         return;
     }
-    let argument = view.argument(gpu, pages, tables, spans);
     let kernel = match view.dtype {
         Dtype::F32 => Kernel::attention_store_f32,
         Dtype::Bf16 => Kernel::attention_store_bf16,
     };
     launch!(gpu, kernel, (spans.tokens, (view.row as u32).div_ceil(BLOCK)), BLOCK, 0;
-        k, v, &argument, &spans.positions, &spans.span_of_token);
+        k, v, argument, &spans.positions, &spans.span_of_token);
 }
 
 /// out[T, Q·E] from q[T, Q·E] over pages, which hold the rows' own keys and values already.
@@ -80,18 +108,19 @@ pub fn forward_paged(
     gpu: &Gpu,
     heads: Heads,
     q: &CudaView<'_, f32>,
-    (view, pages, tables): (&KeyValueView, &Pages, &BlockTables),
+    places: &Paged,
     spans: &Spans,
     dtype: Dtype,
     out: &mut CudaViewMut<'_, f32>,
 ) {
     assert_eq!(q.len(), spans.tokens as usize * heads.query_row(), "q is not [T, Q, E]");
     assert_eq!(q.len(), out.len(), "q and out differ");
+    let Paged { view, argument, tables } = places;
+    places.assert_fits(spans);
     assert_eq!(view.row, heads.key_value_row(), "the pages hold other heads");
     if spans.tokens == 0 {
         return;
     }
-    let argument = view.argument(gpu, pages, tables, spans);
     let kernel = match view.dtype {
         Dtype::F32 => Kernel::attention_paged_f32,
         Dtype::Bf16 => Kernel::attention_paged_bf16,
@@ -100,7 +129,7 @@ pub fn forward_paged(
     let room = Room::new(gpu, kernel, heads, spans.tokens, longest);
     for (first, rows) in room.turns(spans.tokens) {
         launch!(gpu, kernel, (rows, shape.query), BLOCK, room.shared_bytes;
-            q, &argument, &spans.positions, &spans.span_of_token, &shape, &first, &longest,
+            q, argument, &spans.positions, &spans.span_of_token, &shape, &first, &longest,
             &dtype_code(dtype), &room.address, &mut *out);
     }
 }

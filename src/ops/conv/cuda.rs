@@ -6,11 +6,50 @@
 use cudarc::driver::{CudaView, CudaViewMut};
 
 use crate::config::Dtype;
-use crate::ops::cuda::{dtype_code, launch, Gpu, Kernel, OrFail, Spans};
+use crate::ops::cuda::{dtype_code, launch, Floats, Gpu, Kernel, OrFail, Spans};
 use crate::ops::pages::cuda::States;
+use crate::ops::weights::{cuda::widen_transposed, Part};
 
 /// Channels of one block of threads.
 const TILE: u32 = 128;
+
+/// One layer's weights as its [`Convolution`](super::Convolution) holds them.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    taps_kd: Floats,
+    /// Zeros where the checkpoint has none.
+    bias_d: Floats,
+}
+
+impl Layer {
+    /// From `conv1d.weight` `[D, 1, K]` and bias `[D]`; an empty bias is none.
+    #[must_use]
+    pub fn new(w_dk: Part<'_>, bias_d: Part<'_>, channels: usize) -> Self {
+        let w_dk = w_dk.bytes();
+        let taps = widen_transposed(w_dk.gpu(), &w_dk.view(), w_dk.dtype(), channels);
+        let bias_d = match bias_d.is_empty() {
+            true => Floats::zeros(w_dk.gpu(), channels),
+            false => bias_d.bytes().widened(),
+        };
+        Self { taps_kd: Floats::new(w_dk.gpu(), taps), bias_d }
+    }
+
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        self.bias_d.len()
+    }
+
+    /// Floats of one sequence's state.
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        self.taps_kd.len() - self.bias_d.len()
+    }
+
+    #[must_use]
+    pub fn weights(&self) -> Weights<'_> {
+        Weights { taps_kd: self.taps_kd.view(), bias_d: self.bias_d.view() }
+    }
+}
 
 /// Weights of one layer, f32: taps `[K, D]`, tap-major as [`super::Conv`] has them, bias `[D]`.
 #[derive(Debug)]
@@ -37,7 +76,7 @@ pub fn forward(
     weights: &Weights<'_>,
     x_td: &CudaView<'_, f32>,
     spans: &Spans,
-    states: &mut States<'_>,
+    states: &States,
     dtype: Dtype,
     y_td: &mut CudaViewMut<'_, f32>,
 ) {

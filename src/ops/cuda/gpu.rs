@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use cudarc::driver::{
     result, sys, CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, DeviceRepr,
-    DriverError,
+    DriverError, ValidAsZeroBits,
 };
 use cudarc::nvrtc::Ptx;
+use sys::CUmemPool_attribute as Attribute;
 
 use super::kernels::{Kernel, FILES};
 use super::{DeviceError, OrFail};
+use crate::ops::array::MemoryUse;
 use crate::ops::gemm::cuda::Library;
 
 /// The CUDA version that the bindings are of, as the driver counts: 1000 · major + 10 · minor.
@@ -41,8 +43,8 @@ impl Gpu {
     /// What is missing or too old, and what the driver refuses.
     pub fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         check_driver()?;
-        let count = CudaContext::device_count().unwrap_or(0);
-        if i32::try_from(ordinal).is_ok_and(|ordinal| ordinal >= count) {
+        let count = count()?;
+        if !i32::try_from(ordinal).is_ok_and(|ordinal| ordinal < count) {
             return Err(DeviceError::NoDevice { ordinal, count });
         }
         let context = CudaContext::new(ordinal).map_err(call("opening the device"))?;
@@ -88,25 +90,62 @@ impl Gpu {
     /// Memory whose contents are whatever was there: the caller writes before anyone reads.
     #[must_use]
     pub fn uninit<T: DeviceRepr>(&self, len: usize) -> CudaSlice<T> {
+        // The driver refuses an allocation of no bytes, so that no elements take the room of one.
         // SAFETY: a `DeviceRepr` is plain numbers, any bits of which are a value.
-        unsafe { self.stream.alloc(len) }.or_fail(&format!("allocating {len} elements"))
+        let array = match unsafe { self.stream.alloc::<T>(len.max(1)) } {
+            Ok(array) => array,
+            Err(error) => std::panic::panic_any(self.no_room(len as u64, size_of::<T>(), error)),
+        };
+        if len > 0 {
+            return array;
+        }
+        // SAFETY: the allocation is this stream's, and longer than nothing.
+        unsafe { self.stream.upgrade_device_ptr(array.leak(), 0) }
     }
 
-    /// The host's values on the device.
+    fn no_room(&self, len: u64, width: usize, source: DriverError) -> DeviceError {
+        match source.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                DeviceError::OutOfMemory { asked: len * width as u64, free: self.memory().0 }
+            }
+            _ => DeviceError::Call { what: format!("allocating {len} elements"), source },
+        }
+    }
+
+    #[must_use]
+    pub fn zeros<T: DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> CudaSlice<T> {
+        let mut array = self.uninit(len);
+        if len > 0 {
+            self.stream.memset_zeros(&mut array).or_fail("zeroing an array");
+        }
+        array
+    }
+
+    /// The host's values on the device; they may be dropped at once.
     #[must_use]
     pub fn upload<T: DeviceRepr>(&self, host: &[T]) -> CudaSlice<T> {
-        if host.is_empty() {
-            return self.uninit(0);
+        let mut array = self.uninit(host.len());
+        if !host.is_empty() {
+            self.stream.memcpy_htod(host, &mut array).or_fail("a copy to the device");
         }
-        self.stream.clone_htod(host).or_fail("a copy to the device")
+        array
     }
 
     /// The device's values on the host, once everything queued before is done.
     #[must_use]
     pub fn download<T: DeviceRepr + Clone + Default>(&self, view: &CudaView<'_, T>) -> Vec<T> {
-        let host = self.stream.clone_dtoh(view).or_fail("a copy from the device");
-        self.stream.synchronize().or_fail("waiting for the device");
+        let mut host = vec![T::default(); view.len()];
+        if !host.is_empty() {
+            self.stream.memcpy_dtoh(view, &mut host).or_fail("a copy from the device");
+            self.stream.synchronize().or_fail("waiting for the device");
+        }
         host
+    }
+
+    /// What its maker calls it.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.stream.context().name().or_fail("asking for its name")
     }
 
     /// Bytes free and in all.
@@ -114,6 +153,39 @@ impl Gpu {
     pub fn memory(&self) -> (u64, u64) {
         let (free, total) = self.stream.context().mem_get_info().or_fail("asking for memory");
         (free as u64, total as u64)
+    }
+
+    /// Gives freed memory back to the device, so that it counts as free.
+    pub fn trim(&self) {
+        self.stream.synchronize().or_fail("waiting for the device");
+        let pool = self.pool().or_fail("asking for its memory pool");
+        // SAFETY: the pool is the open device's own; bytes in use are not trimmed.
+        unsafe { result::mem_pool::trim_to(pool, 0) }.or_fail("trimming its memory pool");
+    }
+
+    /// Forgets how full the memory has been.
+    pub fn watch_memory(&self) {
+        self.trim();
+        let pool = self.pool().or_fail("asking for its memory pool");
+        set_pool(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0).or_fail("watching its memory");
+    }
+
+    /// What has been taken since [`Self::watch_memory`] at the fullest moment.
+    #[must_use]
+    pub fn memory_use(&self) -> MemoryUse {
+        self.stream.synchronize().or_fail("waiting for the device");
+        let pool = self.pool().or_fail("asking for its memory pool");
+        let (free, total) = self.memory();
+        let of_pool = |attribute| get_pool(pool, attribute).or_fail("asking for its memory");
+        // The pool holds freed memory, which is nobody's; what is not the pool's is others'.
+        let reserved = of_pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+        let most = of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+        MemoryUse { total, fullest: (total - free).saturating_sub(reserved) + most }
+    }
+
+    fn pool(&self) -> Result<sys::CUmemoryPool, DriverError> {
+        // SAFETY: the device is open.
+        unsafe { result::device::get_default_mem_pool(self.stream.context().cu_device()) }
     }
 
     /// Dynamic shared memory that a block may ask for, with [`Self::allow_shared`].
@@ -125,8 +197,17 @@ impl Gpu {
     /// Lets a kernel's blocks take that much dynamic shared memory.
     pub fn allow_shared(&self, kernel: Kernel, bytes: u32) {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        self.stream.context().bind_to_thread().or_fail("taking the device to this thread");
         let bytes = i32::try_from(bytes).expect("shared memory is far below 2^31 bytes");
         self.function(kernel).set_attribute(attribute, bytes).or_fail("raising shared memory");
+    }
+}
+
+/// Devices that the driver shows; that there are none is an answer.
+fn count() -> Result<i32, DeviceError> {
+    match CudaContext::device_count() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
+        count => count.map_err(call("counting the devices")),
     }
 }
 
@@ -151,21 +232,33 @@ fn check_driver() -> Result<(), DeviceError> {
         let (needed, found) = (dotted(CUDA_VERSION), dotted(version));
         return Err(DeviceError::OldDriver { needed, found });
     }
-    result::init().map_err(call("starting the driver"))
+    match result::init() {
+        // Counted as none by the caller.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(()),
+        started => started.map_err(call("starting the driver")),
+    }
 }
 
 /// Freed memory stays with the device's pool, so that a step which allocates what the last one
 /// freed asks nobody.
 fn keep_freed_memory(context: &CudaContext) -> Result<(), DeviceError> {
-    let mut threshold = u64::MAX;
-    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the device is open, and the attribute's value is one u64, which outlives the call.
-    unsafe {
-        let pool = result::device::get_default_mem_pool(context.cu_device())
-            .map_err(call("asking for its memory pool"))?;
-        result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast())
-            .map_err(call("setting its memory pool"))
-    }
+    // SAFETY: the device is open.
+    let pool = unsafe { result::device::get_default_mem_pool(context.cu_device()) };
+    let pool = pool.map_err(call("asking for its memory pool"))?;
+    set_pool(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)
+        .map_err(call("setting its memory pool"))
+}
+
+fn set_pool(pool: sys::CUmemoryPool, which: Attribute, mut value: u64) -> Result<(), DriverError> {
+    // SAFETY: the attributes asked for are one u64 each, which outlives the call.
+    unsafe { result::mem_pool::set_attribute(pool, which, (&raw mut value).cast()) }
+}
+
+fn get_pool(pool: sys::CUmemoryPool, which: Attribute) -> Result<u64, DriverError> {
+    let mut value = 0_u64;
+    // SAFETY: as above.
+    unsafe { result::mem_pool::get_attribute(pool, which, (&raw mut value).cast()) }?;
+    Ok(value)
 }
 
 /// Every kernel, in the order of [`Kernel`]: one that is missing is seen here, not at its launch.

@@ -22,8 +22,8 @@ macro_rules! kernels {
 
 kernels! {
     "conv": conv_forward conv_advance conv_backward_pre conv_backward_input conv_backward_weights;
-    "scan": scan_forward_16 scan_forward_any scan_backward_16 scan_backward_any scan_sum_channels
-        scan_sum_rows scan_backward_weights;
+    "scan": scan_forward_16 scan_forward_any scan_store scan_backward_16 scan_backward_any
+        scan_sum_channels scan_sum_rows scan_backward_weights;
     "attention": attention_store_f32 attention_store_bf16 attention_paged_f32 attention_paged_bf16
         attention_own attention_backward_query attention_backward_key;
     "gemm": gemm_forward_f32 gemm_finish gemm_input_gradient_f32 gemm_input_gradient_bf16
@@ -32,4 +32,39 @@ kernels! {
     "rms_norm": rms_norm_forward rms_norm_backward_x rms_norm_backward_w;
     "log_softmax": log_softmax_forward log_softmax_backward;
     "sampling": sample_rows;
+    "round": round_to add_rounded;
+    "swiglu": swiglu_forward swiglu_backward;
+    "rope": rope_forward rope_backward;
+    "rows": gather_rows scatter_rows add_weighted_rows scale_rows row_dots;
+    "embedding": embedding_forward embedding_backward;
+    "weights": weights_widen weights_widen_transposed weights_narrow weights_negative_exp;
+    "adamw": adamw_update adamw_squared_norms;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Both ways: a kernel that nobody lists cannot be launched, and a listed one that is not there
+    /// would be found only on a machine with a GPU.
+    #[test]
+    fn the_list_and_the_sources_name_the_same_kernels() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        // Launch bounds may stand between the words and the name.
+        let pattern = r#"extern "C" __global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\("#;
+        let pattern = regex::Regex::new(pattern).expect("a pattern");
+        let mut found = BTreeSet::new();
+        for entry in folder.read_dir().expect("the kernels") {
+            let path = entry.expect("a readable folder").path();
+            if path.extension().is_some_and(|extension| extension == "cu") {
+                let source = std::fs::read_to_string(path).expect("a source");
+                found.extend(pattern.captures_iter(&source).map(|found| found[1].to_owned()));
+            }
+        }
+        let listed = FILES.iter().flat_map(|(_, names)| names.iter());
+        assert_eq!(found, listed.map(|name| (*name).to_owned()).collect());
+    }
 }

@@ -1,5 +1,16 @@
 //! One line a launch.
 
+/// Threads of a block where each works on one element.
+pub(crate) const THREADS: u32 = 256;
+
+/// Blocks of [`THREADS`] that cover so many threads, one at least: a grid is never empty.
+pub(crate) fn blocks(threads: u64) -> u32 {
+    let blocks = threads.div_ceil(u64::from(THREADS)).max(1);
+    // A grid's width, 2^31 - 1 blocks, covers 2 TiB of f32.
+    assert!(blocks < 1 << 31, "{threads} threads make no grid");
+    blocks as u32
+}
+
 /// `launch!(gpu, Kernel::name, (grid x, grid y), threads, shared bytes; arguments…)` on the
 /// device's stream. Arguments are references to views, slices or plain numbers, in the kernel's
 /// order.

@@ -5,15 +5,17 @@
 //! nothing that was queued behind it can be trusted.
 
 mod error;
+mod floats;
 mod gpu;
 mod kernels;
 mod launch;
 mod spans;
 
 pub use error::{DeviceError, OrFail};
+pub use floats::{Floats, FloatsMut};
 pub use gpu::Gpu;
 pub use kernels::Kernel;
-pub(crate) use launch::launch;
+pub(crate) use launch::{blocks, launch, THREADS};
 pub use spans::Spans;
 
 use crate::config::Dtype;

@@ -10,9 +10,11 @@
 #![allow(unsafe_code)]
 
 mod library;
+mod linear;
 mod problem;
 
 pub use library::Library;
+pub use linear::Linear;
 
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 

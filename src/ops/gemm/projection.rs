@@ -1,14 +1,18 @@
 //! A weight on its device, and the products of arrays by it.
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::{bias_gradient, weight_gradient, Into, Linear};
 use crate::config::Dtype;
 use crate::ops::array::{Array, SliceMut};
 use crate::ops::weights::Part;
 
 /// y = x · Wᵀ + bias: see [`Linear`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Projection {
     Cpu(Linear),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Linear),
 }
 
 impl Projection {
@@ -20,6 +24,8 @@ impl Projection {
             (Part::Cpu(w_nk), Part::Cpu(bias_n)) => {
                 Self::Cpu(Linear::new(w_nk, bias_n, inner, trains))
             }
+            #[cfg(feature = "cuda")]
+            (w_nk, bias_n) => Self::Cuda(cuda::Linear::new(w_nk, bias_n, inner)),
         }
     }
 
@@ -28,6 +34,8 @@ impl Projection {
     pub fn outputs(&self) -> usize {
         match self {
             Self::Cpu(linear) => linear.outputs(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(linear) => linear.outputs(),
         }
     }
 
@@ -36,6 +44,8 @@ impl Projection {
     pub fn inner(&self) -> usize {
         match self {
             Self::Cpu(linear) => linear.inner(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(linear) => linear.inner(),
         }
     }
 
@@ -44,6 +54,8 @@ impl Projection {
     pub fn forward(&self, x_mk: &Array, dtype: Dtype) -> Array {
         match self {
             Self::Cpu(linear) => Array::Cpu(linear.forward(x_mk.cpu(), dtype)),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(linear) => Array::Cuda(linear.forward(x_mk.cuda(), dtype)),
         }
     }
 
@@ -51,6 +63,8 @@ impl Projection {
     pub fn input_gradient(&self, dy_mn: &Array, into: Into, dx_mk: &mut Array) {
         match self {
             Self::Cpu(linear) => linear.input_gradient(dy_mn.cpu(), into, dx_mk.cpu_mut()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(linear) => linear.input_gradient(dy_mn.cuda(), into, dx_mk.cuda_mut()),
         }
     }
 
@@ -60,6 +74,17 @@ impl Projection {
             Self::Cpu(linear) => {
                 weight_gradient(dy_mn.cpu(), x_mk.cpu(), linear.outputs(), dw_nk.cpu());
             }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(linear) => {
+                let (dy, x) = (dy_mn.cuda(), x_mk.cuda());
+                cuda::weight_gradient(
+                    dy.gpu(),
+                    &dy.view(),
+                    &x.view(),
+                    linear.outputs(),
+                    dw_nk.cuda(),
+                );
+            }
         }
     }
 
@@ -67,6 +92,13 @@ impl Projection {
     pub fn bias_gradient(&self, dy_mn: &Array, mut dbias_n: SliceMut<'_>) {
         match self {
             Self::Cpu(_) => bias_gradient(dy_mn.cpu(), dbias_n.cpu()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) if dbias_n.is_empty() => {}
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => {
+                let dy = dy_mn.cuda();
+                cuda::bias_gradient(dy.gpu(), &dy.view(), dbias_n.cuda());
+            }
         }
     }
 }

@@ -5,19 +5,22 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr};
 
 use super::{KeyValueView, StateView};
 use crate::base::BlockId;
 use crate::config::Dtype;
-use crate::ops::cuda::{dtype_code, DeviceError, Gpu, OrFail, Spans};
+use crate::ops::cuda::{dtype_code, Gpu, OrFail, Spans};
+use crate::ops::state::StateRow;
 
 /// Zeroed in pieces, so that no single command is as long as a pool.
 const ZEROED_AT_ONCE: usize = 1 << 30;
 
 /// `buffers` raw byte buffers of `num_blocks` pages each, as the CPU's [`super::Pages`].
 pub struct Pages {
+    gpu: Arc<Gpu>,
     buffers: Vec<CudaSlice<u8>>,
 }
 
@@ -30,17 +33,8 @@ impl fmt::Debug for Pages {
 
 impl Pages {
     /// Zeros, as `torch.zeros` gives vLLM at start.
-    ///
-    /// # Errors
-    /// More bytes than the device has free.
-    pub fn new(
-        gpu: &Gpu,
-        buffers: usize,
-        num_blocks: u32,
-        page_bytes: u64,
-    ) -> Result<Self, DeviceError> {
-        assert_eq!(page_bytes % 4, 0, "a page of {page_bytes} bytes is not whole words");
-        Self::fit(gpu, buffers, num_blocks, page_bytes)?;
+    #[must_use]
+    pub fn new(gpu: &Arc<Gpu>, buffers: usize, num_blocks: u32, page_bytes: u64) -> Self {
         let bytes = page_bytes * u64::from(num_blocks);
         let zeroed = |_| {
             let mut buffer = gpu.uninit::<u8>(bytes as usize);
@@ -51,27 +45,48 @@ impl Pages {
             }
             buffer
         };
-        Ok(Self { buffers: (0..buffers).map(zeroed).collect() })
+        Self { gpu: Arc::clone(gpu), buffers: (0..buffers).map(zeroed).collect() }
     }
 
-    /// Whether the device has that much memory free, without taking it.
+    /// Whether the device has that much memory free.
+    #[must_use]
+    pub fn fit(gpu: &Gpu, buffers: usize, num_blocks: u32, page_bytes: u64) -> bool {
+        gpu.trim();
+        let asked = u128::from(page_bytes) * u128::from(num_blocks) * buffers as u128;
+        asked <= u128::from(gpu.memory().0)
+    }
+
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Bytes of all buffers.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.buffer_bytes() * self.buffers.len() as u64
+    }
+
+    /// Each buffer's bytes as they are now.
+    #[must_use]
+    pub fn to_host(&self) -> Vec<Vec<u8>> {
+        self.buffers.iter().map(|buffer| self.gpu.download(&buffer.as_view())).collect()
+    }
+
+    /// Puts back what [`Self::to_host`] gave: `read` fills each buffer in turn.
     ///
     /// # Errors
-    /// The bytes asked for and the bytes free, where they are too few.
-    pub fn fit(
-        gpu: &Gpu,
-        buffers: usize,
-        num_blocks: u32,
-        page_bytes: u64,
-    ) -> Result<(), DeviceError> {
-        let asked = u128::from(page_bytes) * u128::from(num_blocks) * buffers as u128;
-        let (free, _) = gpu.memory();
-        let asked = u64::try_from(asked).unwrap_or(u64::MAX);
-        if asked <= free {
-            Ok(())
-        } else {
-            Err(DeviceError::OutOfMemory { asked, free })
+    /// Those of `read`.
+    pub fn restore<E>(
+        &mut self,
+        mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut bytes = vec![0; self.buffer_bytes() as usize];
+        for (i, buffer) in self.buffers.iter_mut().enumerate() {
+            read(i, &mut bytes)?;
+            self.gpu.stream().memcpy_htod(&bytes, buffer).or_fail("upload pages");
         }
+        Ok(())
     }
 
     /// Bytes of one buffer.
@@ -88,20 +103,20 @@ impl Pages {
 
     /// A buffer's bytes as they are now.
     #[must_use]
-    pub fn download(&self, gpu: &Gpu, buffer: usize, bytes: Range<u64>) -> Vec<u8> {
-        gpu.download(&self.view(buffer, bytes))
+    pub fn download(&self, buffer: usize, bytes: Range<u64>) -> Vec<u8> {
+        self.gpu.download(&self.view(buffer, bytes))
     }
 
     /// Puts bytes into a buffer, from `offset`.
-    pub fn upload(&mut self, gpu: &Gpu, buffer: usize, offset: u64, bytes: &[u8]) {
+    pub fn upload(&mut self, buffer: usize, offset: u64, bytes: &[u8]) {
         let (all, end) = (self.buffer_bytes(), offset + bytes.len() as u64);
         assert!(end <= all, "bytes {offset}..{end} of a {all}-byte buffer");
         let mut piece = self.buffers[buffer].slice_mut(offset as usize..end as usize);
-        gpu.stream().memcpy_htod(bytes, &mut piece).or_fail("upload pages");
+        self.gpu.stream().memcpy_htod(bytes, &mut piece).or_fail("upload pages");
     }
 
-    fn address(&self, gpu: &Gpu, buffer: usize) -> u64 {
-        address(gpu, &self.buffers[buffer])
+    fn address(&self, buffer: usize) -> u64 {
+        address(&self.gpu, &self.buffers[buffer])
     }
 }
 
@@ -109,43 +124,30 @@ fn address<T>(gpu: &Gpu, array: &CudaSlice<T>) -> u64 {
     array.device_ptr(gpu.stream()).0
 }
 
+/// Where a launch's states come from and go to. It holds no borrow of the pages: one stream orders
+/// what is written and what is read, and pages outlive every step.
+#[derive(Debug)]
+pub enum States {
+    /// Sequences seen whole: zeros, and nothing is stored.
+    Fresh { count: usize },
+    /// The pages, read and written in place.
+    Paged(Paged),
+}
+
 /// The block that holds each span's state, and whether that state is read: by every decode row, and
 /// by a prefill row where something is computed already. Elsewhere zeros are taken in its place.
 #[derive(Debug)]
-pub struct Slots {
+pub struct Paged {
+    view: StateView,
+    /// Of the layer's buffer.
+    pages: u64,
+    buffer_bytes: u64,
     blocks: CudaSlice<u32>,
     reads: CudaSlice<u32>,
     count: usize,
     highest: BlockId,
-}
-
-impl Slots {
-    /// One `(block, reads)` a span.
-    pub fn upload(gpu: &Gpu, rows: impl IntoIterator<Item = (BlockId, bool)>) -> Self {
-        let (blocks, reads): (Vec<BlockId>, Vec<u32>) =
-            rows.into_iter().map(|(block, reads)| (block, u32::from(reads))).unzip();
-        Self {
-            count: blocks.len(),
-            highest: blocks.iter().copied().max().unwrap_or_default(),
-            blocks: gpu.upload(&blocks.iter().map(|block| block.get()).collect::<Vec<_>>()),
-            reads: gpu.upload(&reads),
-        }
-    }
-}
-
-/// Where a launch's states come from and go to.
-#[derive(Debug)]
-pub enum States<'a> {
-    /// Sequences seen whole: zeros, and nothing is stored.
-    Fresh,
-    /// The pages, read and written in place.
-    Paged {
-        pages: &'a mut Pages,
-        view: &'a StateView,
-        slots: &'a Slots,
-        /// Width of slot x stride for the ssm state; a convolution's is always 64.
-        bits: u32,
-    },
+    /// Width of slot x stride for the ssm state; a convolution's is always 64.
+    bits: u32,
 }
 
 /// `struct State` of kernels/pages.cuh.
@@ -164,18 +166,48 @@ pub(in crate::ops) struct StateArgument {
 // SAFETY: plain numbers, laid out as the kernels' struct of the same fields.
 unsafe impl DeviceRepr for StateArgument {}
 
-impl States<'_> {
+impl States {
+    /// One row a span, in a layer's pages.
+    #[must_use]
+    pub fn paged(pages: &Pages, view: &StateView, rows: &[StateRow], bits: u32) -> Self {
+        let blocks: Vec<u32> = rows.iter().map(|row| row.block.get()).collect();
+        let reads: Vec<u32> = rows.iter().map(|row| u32::from(row.reads)).collect();
+        Self::Paged(Paged {
+            view: *view,
+            pages: pages.address(view.buffer),
+            buffer_bytes: pages.buffer_bytes(),
+            count: rows.len(),
+            highest: rows.iter().map(|row| row.block).max().unwrap_or_default(),
+            blocks: pages.gpu.upload(&blocks),
+            reads: pages.gpu.upload(&reads),
+            bits,
+        })
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Fresh { count } => *count,
+            Self::Paged(paged) => paged.count,
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// For the convolution's kernels; `elements` of state a span.
     pub(in crate::ops) fn conv(&self, gpu: &Gpu, spans: &Spans, elements: usize) -> StateArgument {
-        let Self::Paged { pages, view, slots, .. } = self else { return StateArgument::default() };
+        assert_eq!(self.len(), spans.count as usize, "one state a span");
+        let Self::Paged(paged) = self else { return StateArgument::default() };
+        let view = &paged.view;
         assert_eq!(view.conv_elements, elements as u64, "a whole convolution state");
-        assert_eq!(slots.count, spans.count as usize, "one slot a span");
-        let end = view.conv_bytes(slots.highest).end;
-        assert!(end <= pages.buffer_bytes(), "block {} is in no page", slots.highest);
+        paged.assert_holds(view.conv_bytes(paged.highest));
         StateArgument {
-            pages: pages.address(gpu, view.buffer),
-            slots: address(gpu, &slots.blocks),
-            reads: address(gpu, &slots.reads),
+            pages: paged.pages,
+            slots: address(gpu, &paged.blocks),
+            reads: address(gpu, &paged.reads),
             offset: 0,
             stride: view.page_bytes() / view.conv_dtype.bytes(),
             dtype: dtype_code(view.conv_dtype),
@@ -191,28 +223,39 @@ impl States<'_> {
         elements: usize,
         dtype: Dtype,
     ) -> StateArgument {
+        assert_eq!(self.len(), spans.count as usize, "one state a span");
         let fresh = StateArgument { dtype: dtype_code(dtype), ..StateArgument::default() };
-        let Self::Paged { pages, view, slots, bits } = self else { return fresh };
+        let Self::Paged(paged) = self else { return fresh };
+        let view = &paged.view;
         assert_eq!(view.ssm_elements, elements as u64, "a whole ssm state");
         assert_eq!(view.ssm_dtype, dtype, "the cache's dtype is the state's");
-        assert_eq!(slots.count, spans.count as usize, "one slot a span");
         // A narrower product is at most the whole one, of this block and of every lower one.
-        let end = view.ssm_bytes(slots.highest, u64::BITS).end;
-        assert!(end <= pages.buffer_bytes(), "block {} is in no page", slots.highest);
+        paged.assert_holds(view.ssm_bytes(paged.highest, u64::BITS));
         assert!(u32::try_from(view.ssm_stride).is_ok(), "a stride of {} elements", view.ssm_stride);
         StateArgument {
-            pages: pages.address(gpu, view.buffer),
-            slots: address(gpu, &slots.blocks),
-            reads: address(gpu, &slots.reads),
+            pages: paged.pages,
+            slots: address(gpu, &paged.blocks),
+            reads: address(gpu, &paged.reads),
             offset: view.ssm_offset,
             stride: view.ssm_stride,
-            bits: *bits,
+            bits: paged.bits,
             ..fresh
         }
     }
 
     pub(in crate::ops) fn is_paged(&self) -> bool {
-        matches!(self, Self::Paged { .. })
+        matches!(self, Self::Paged(_))
+    }
+
+    /// Whether two spans of one launch may have one address.
+    pub(in crate::ops) fn may_collide(&self) -> bool {
+        matches!(self, Self::Paged(paged) if paged.bits < u64::BITS && paged.count > 1)
+    }
+}
+
+impl Paged {
+    fn assert_holds(&self, bytes: Range<u64>) {
+        assert!(bytes.end <= self.buffer_bytes, "block {} is in no page", self.highest);
     }
 }
 
@@ -254,6 +297,16 @@ impl BlockTables {
         }
     }
 
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Tokens that the longest context has.
     #[must_use]
     pub fn longest(&self) -> u32 {
@@ -277,21 +330,14 @@ unsafe impl DeviceRepr for KeyValueArgument {}
 
 impl KeyValueView {
     /// For the attention's kernels.
-    pub(in crate::ops) fn argument(
-        &self,
-        gpu: &Gpu,
-        pages: &Pages,
-        tables: &BlockTables,
-        spans: &Spans,
-    ) -> KeyValueArgument {
-        assert_eq!(tables.count, spans.count as usize, "one block table a span");
+    pub(in crate::ops) fn argument(&self, pages: &Pages, tables: &BlockTables) -> KeyValueArgument {
         assert_eq!(tables.block_tokens, self.block_tokens, "tables of this layer's blocks");
         let [_, values] = self.token_bytes(tables.highest, 0..self.block_tokens);
         assert!(values.end <= pages.buffer_bytes(), "block {} is in no page", tables.highest);
         KeyValueArgument {
-            pages: pages.address(gpu, self.buffer),
-            blocks: address(gpu, &tables.blocks),
-            starts: address(gpu, &tables.starts),
+            pages: pages.address(self.buffer),
+            blocks: address(&pages.gpu, &tables.blocks),
+            starts: address(&pages.gpu, &tables.starts),
             block_tokens: self.block_tokens,
             row: u32::try_from(self.row).expect("a key fits in a page"),
         }

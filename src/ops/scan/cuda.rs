@@ -3,11 +3,14 @@
 // Launches are raw calls: each wrapper asserts the lengths that its kernels index.
 #![allow(unsafe_code)]
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
 
 use crate::config::Dtype;
-use crate::ops::cuda::{dtype_code, launch, Gpu, Kernel, OrFail, Spans};
+use crate::ops::cuda::{
+    blocks as element_blocks, dtype_code, launch, Floats, Gpu, Kernel, OrFail, Spans, THREADS,
+};
 use crate::ops::pages::cuda::States;
+use crate::ops::weights::{cuda::negative_exp, Part};
 
 /// Channels of one block of threads.
 const TILE: u32 = 64;
@@ -15,6 +18,43 @@ const TILE: u32 = 64;
 const IN_REGISTERS: u32 = 16;
 /// The backward's scratch: three numbers a row, channel and state. Channels go in turns to fit.
 const SCRATCH_BYTES: u64 = 1 << 30;
+
+/// One layer's weights as its [`SelectiveScan`](super::SelectiveScan) holds them.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    a_dn: Floats,
+    skip_d: Floats,
+    dt_bias_d: Floats,
+}
+
+impl Layer {
+    /// From the checkpoint's `A_log` `[D, N]`, `D` `[D]` and `dt_proj.bias` `[D]`.
+    #[must_use]
+    pub fn new(a_log_dn: Part<'_>, skip_d: Part<'_>, dt_bias_d: Part<'_>) -> Self {
+        let a_log_dn = a_log_dn.bytes().widened();
+        let gpu = a_log_dn.gpu();
+        Self {
+            a_dn: Floats::new(gpu, negative_exp(gpu, &a_log_dn.view())),
+            skip_d: skip_d.bytes().widened(),
+            dt_bias_d: dt_bias_d.bytes().widened(),
+        }
+    }
+
+    /// Floats of one sequence's state.
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        self.a_dn.len()
+    }
+
+    #[must_use]
+    pub fn weights(&self) -> Weights<'_> {
+        Weights {
+            a_dn: self.a_dn.view(),
+            skip_d: self.skip_d.view(),
+            dt_bias_d: self.dt_bias_d.view(),
+        }
+    }
+}
 
 /// Weights of one layer's scan, f32.
 #[derive(Debug)]
@@ -80,13 +120,14 @@ impl Rows<'_> {
     }
 }
 
-/// y[T, D] of packed rows; each span's state advances, rounded to `state_dtype` after each row.
+/// y[T, D] of packed rows; each span's state advances, rounded to `state_dtype` after each row. All
+/// loads come before all stores, and stores that may collide are in the spans' order.
 pub fn forward(
     gpu: &Gpu,
     weights: &Weights<'_>,
     rows: &Rows<'_>,
     spans: &Spans,
-    states: &mut States<'_>,
+    states: &States,
     (dtype, state_dtype): (Dtype, Dtype),
     y_td: &mut CudaViewMut<'_, f32>,
 ) {
@@ -98,11 +139,22 @@ pub fn forward(
     }
     let state = states.ssm(gpu, spans, weights.a_dn.len(), state_dtype);
     let mut spill = gpu.uninit::<f32>(spill_len(n, spans, d));
+    let states_len = weights.a_dn.len();
+    let last = states.may_collide().then(|| gpu.uninit(spans.count as usize * states_len));
+    let last: Option<CudaSlice<f32>> = last;
+    let last_address = last.as_ref().map_or(0, |last| last.device_ptr(gpu.stream()).0);
     let kernel = if n == IN_REGISTERS { Kernel::scan_forward_16 } else { Kernel::scan_forward_any };
     launch!(gpu, kernel, (spans.count, d.div_ceil(TILE)), TILE, 0;
         &rows.c_td, &rows.dt_td, &rows.b_tn, &rows.c_tn, &rows.z_td, &weights.a_dn,
         &weights.skip_d, &weights.dt_bias_d, &state, &spans.starts, &spans.lens, &d, &n,
-        &dtype_code(dtype), &mut spill, y_td);
+        &dtype_code(dtype), &mut spill, &last_address, y_td);
+    if let Some(last) = &last {
+        let len = states_len as u64;
+        for span in 0..spans.count {
+            launch!(gpu, Kernel::scan_store, (element_blocks(len), 1), THREADS, 0;
+                last, &state, &span, &len);
+        }
+    }
 }
 
 /// Floats that hold the states of every span while a kernel runs; one where registers do.

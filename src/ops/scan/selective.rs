@@ -1,5 +1,7 @@
 //! A layer's scan on its device.
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::{RowGradients, Rows, Scan, WeightGradients};
 use crate::config::Dtype;
 use crate::ops::array::{Array, SliceMut};
@@ -8,9 +10,11 @@ use crate::ops::state::States;
 use crate::ops::weights::Part;
 
 /// See [`Scan`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum SelectiveScan {
     Cpu(Scan),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Layer),
 }
 
 /// What every row brings: the convolution's output c, δ and the gate z `[T, D]`, B and C `[T, N]`;
@@ -50,6 +54,10 @@ impl SelectiveScan {
             (Part::Cpu(a_log_dn), Part::Cpu(skip_d), Part::Cpu(dt_bias_d)) => {
                 Self::Cpu(Scan::new(a_log_dn, skip_d, dt_bias_d))
             }
+            #[cfg(feature = "cuda")]
+            (a_log_dn, skip_d, dt_bias_d) => {
+                Self::Cuda(cuda::Layer::new(a_log_dn, skip_d, dt_bias_d))
+            }
         }
     }
 
@@ -58,6 +66,8 @@ impl SelectiveScan {
     pub fn state_len(&self) -> usize {
         match self {
             Self::Cpu(scan) => scan.state_len(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(scan) => scan.state_len(),
         }
     }
 
@@ -81,6 +91,14 @@ impl SelectiveScan {
                     let rows = inputs.rows(scan, span.start..span.start + span.len);
                     scan.forward(&mut state.ssm, rows, dtype, state_dtype, out);
                 }
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(scan) => {
+                let gpu = inputs.c_td.cuda().gpu();
+                let (weights, rows) = (scan.weights(), inputs.device_rows());
+                let (spans, states, dtypes) = (spans.cuda(), states.cuda(), (dtype, state_dtype));
+                let mut y_td = y_td.cuda_mut().view_mut();
+                cuda::forward(gpu, &weights, &rows, spans, states, dtypes, &mut y_td);
             }
         }
         y_td
@@ -118,12 +136,49 @@ impl SelectiveScan {
                     scan.backward(rows, state_dtype, &dy_td.cpu()[wide], &mut drows, &mut sums);
                 }
             }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(scan) => {
+                let mut sums = cuda::WeightGradients {
+                    a_log_dn: sums.a_log_dn.cuda().slice_mut(..),
+                    skip_d: sums.skip_d.cuda().slice_mut(..),
+                    dt_bias_d: sums.dt_bias_d.cuda().slice_mut(..),
+                };
+                let mut drows = grads.device_rows();
+                let (gpu, dy_td) = (dy_td.cuda().gpu(), dy_td.cuda().view());
+                let (weights, rows, spans) = (scan.weights(), inputs.device_rows(), spans.cuda());
+                let outputs = (&mut drows, &mut sums);
+                cuda::backward(gpu, &weights, &rows, spans, state_dtype, &dy_td, outputs);
+            }
         }
         grads
     }
 }
 
+#[cfg(feature = "cuda")]
+impl InputGradients {
+    fn device_rows(&mut self) -> cuda::RowGradients<'_> {
+        cuda::RowGradients {
+            c_td: self.c_td.cuda_mut().view_mut(),
+            dt_td: self.dt_td.cuda_mut().view_mut(),
+            b_tn: self.b_tn.cuda_mut().view_mut(),
+            c_tn: self.c_tn.cuda_mut().view_mut(),
+            z_td: self.z_td.cuda_mut().view_mut(),
+        }
+    }
+}
+
 impl<'a> Inputs<'a> {
+    #[cfg(feature = "cuda")]
+    fn device_rows(&self) -> cuda::Rows<'a> {
+        cuda::Rows {
+            c_td: self.c_td.cuda().view(),
+            dt_td: self.dt_td.cuda().view(),
+            b_tn: self.b_tn.cuda().view(),
+            c_tn: self.c_tn.cuda().view(),
+            z_td: self.z_td.cuda().view(),
+        }
+    }
+
     fn rows(&self, scan: &Scan, rows: std::ops::Range<usize>) -> Rows<'a> {
         let floats = |width: usize| rows.start * width..rows.end * width;
         let (wide, narrow) = (floats(scan.channels()), floats(scan.states()));

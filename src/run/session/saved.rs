@@ -39,7 +39,7 @@ impl Session {
             arrays.push(SavedArray { name, dtype: Some(dtype), bytes });
         }
         if self.keeps_pool_bytes() {
-            for (index, bytes) in self.engine.pages().enumerate() {
+            for (index, bytes) in self.engine.pages().into_iter().enumerate() {
                 arrays.push(SavedArray { name: pool(index), dtype: None, bytes });
             }
         }
@@ -54,14 +54,10 @@ impl Session {
         if self.config.trainer.kl_coef > 0.0 {
             self.trainer.freeze_reference()?;
         }
-        for (name, bytes) in self.trainer.arrays_mut() {
-            saved.copy(&name, bytes)?;
-        }
+        self.trainer.restore_arrays(|name, bytes| saved.copy(name, bytes))?;
         self.trainer.restore(state.trainer);
         if self.keeps_pool_bytes() {
-            for (index, bytes) in self.engine.pages_mut().enumerate() {
-                saved.copy(&pool(index), bytes)?;
-            }
+            self.engine.restore_pages(|index, bytes| saved.copy(&pool(index), bytes))?;
         }
         self.engine.restore(state.scheduler)?;
         self.index_bits = state.index_bits;
@@ -85,7 +81,7 @@ impl Session {
 
     /// Nobody misses bytes that nobody reads.
     fn keeps_pool_bytes(&self) -> bool {
-        let bytes: u64 = self.engine.pages().map(|buffer| buffer.len() as u64).sum();
+        let bytes = self.engine.page_bytes();
         self.engine.may_read_stale() && bytes <= self.config.checkpoint.pool_bytes_max
     }
 }

@@ -1,6 +1,8 @@
 //! What a checkpoint keeps of a trainer. One that only scores has nothing to keep: its weights are
 //! the model's own.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::Trainer;
@@ -27,37 +29,43 @@ impl Trainer {
     /// Every array that updates read, by name: f32 master weights and moments of each unit, and the
     /// frozen reference in the compute dtype where a KL is asked for. Little-endian.
     #[must_use]
-    pub fn arrays(&self) -> Vec<(String, Dtype, &[u8])> {
+    pub fn arrays(&self) -> Vec<(String, Dtype, Cow<'_, [u8]>)> {
         let mut arrays = Vec::new();
         for (name, units) in NAMES.iter().zip(self.units.shards().into_iter().flatten()) {
             for (spec, shard) in self.plan.units.iter().zip(units) {
-                let name = format!("{name}.{}", spec.name);
-                arrays.push((name, Dtype::F32, bytemuck::cast_slice(shard)));
+                arrays.push((format!("{name}.{}", spec.name), Dtype::F32, shard.to_bytes()));
             }
         }
         if let Some(frozen) = self.frozen.as_ref().filter(|_| !arrays.is_empty()) {
-            for (spec, unit) in self.plan.units.iter().zip(&frozen.0) {
-                arrays.push((format!("frozen.{}", spec.name), self.num.dtype, unit.bytes()));
+            for (spec, unit) in self.plan.units.iter().zip(&frozen.units) {
+                let bytes = Cow::Borrowed(unit.bytes());
+                arrays.push((format!("frozen.{}", spec.name), self.num.dtype, bytes));
             }
         }
         arrays
     }
 
-    /// The same, to write to, before [`Self::restore`].
-    pub fn arrays_mut(&mut self) -> Vec<(String, &mut [u8])> {
-        let mut arrays = Vec::new();
+    /// Puts back what [`Self::arrays`] gave, before [`Self::restore`]: `read` fills the array of a
+    /// name.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn restore_arrays<E>(
+        &mut self,
+        mut read: impl FnMut(&str, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let trains = self.units.shards().is_some();
         for (name, units) in NAMES.iter().zip(self.units.shards_mut().into_iter().flatten()) {
             for (spec, shard) in self.plan.units.iter().zip(units) {
-                let name = format!("{name}.{}", spec.name);
-                arrays.push((name, bytemuck::cast_slice_mut(shard)));
+                shard.restore(|bytes| read(&format!("{name}.{}", spec.name), bytes))?;
             }
         }
-        if let Some(frozen) = self.frozen.as_mut().filter(|_| !arrays.is_empty()) {
-            for (spec, unit) in self.plan.units.iter().zip(&mut frozen.0) {
-                arrays.push((format!("frozen.{}", spec.name), unit.bytes_mut()));
+        if let Some(frozen) = self.frozen.as_mut().filter(|_| trains) {
+            for (spec, unit) in self.plan.units.iter().zip(&mut frozen.units) {
+                read(&format!("frozen.{}", spec.name), unit.bytes_mut())?;
             }
         }
-        arrays
+        Ok(())
     }
 
     pub fn restore(&mut self, snapshot: TrainerSnapshot) {

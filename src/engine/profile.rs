@@ -1,0 +1,57 @@
+//! What a device's memory leaves for the block pool, by a pass of the fullest batch.
+
+use super::{block_memory, layout, BlockMemory, EngineError, Feed, Layout, Phase, Runner, Scratch};
+use crate::base::{Contract, TokenId};
+use crate::config::EngineConfig;
+use crate::model::{Model, Numerics, Plan, UnitBytes};
+use crate::ops::array::Device;
+
+/// As [`block_memory`], but where the device's own memory is to be planned with, a model of these
+/// weights computes `max_num_batched_tokens` tokens and the fullest moment counts, as in vLLM's
+/// `determine_available_memory`. What others hold then is counted too: the trainer comes first.
+///
+/// # Errors
+/// As [`Layout::new`].
+pub fn measured_memory(
+    device: &Device,
+    plan: &Plan,
+    num: &Numerics,
+    config: &EngineConfig,
+    units: &[UnitBytes],
+) -> Result<BlockMemory, EngineError> {
+    let planned = block_memory(plan, num, config);
+    if !config.is_measured() {
+        return Ok(planned);
+    }
+    let layout = layout(plan, num, config)?;
+    let mut scratch_bytes = 0;
+    let used = device.fullest(|| {
+        let runner = Runner::new(*num, &layout, Model::load(plan, units, device), u64::BITS);
+        scratch_bytes = fullest_batch(device, &layout, &runner, config);
+        Ok(())
+    })?;
+    Ok(match used {
+        None => planned,
+        Some(used) => BlockMemory {
+            device_memory: used.total,
+            used_bytes: used.fullest.saturating_sub(scratch_bytes),
+            ..planned
+        },
+    })
+}
+
+/// Prefills of as many tokens as one engine step takes, and the logits that are sampled from at
+/// once. Returns the bytes of the pages that it went through.
+fn fullest_batch(device: &Device, layout: &Layout, runner: &Runner, config: &EngineConfig) -> u64 {
+    let (budget, len) = (config.max_num_batched_tokens, config.max_model_len);
+    let tokens = vec![TokenId::new(0); budget as usize];
+    let sequences: Vec<&[TokenId]> =
+        tokens.chunks(len as usize).take(config.max_num_seqs as usize).collect();
+    let mut scratch = Scratch::new(device, layout, sequences.len());
+    let feed = |(sequence, &tokens)| Feed { sequence, phase: Phase::Prefill, tokens };
+    let feeds: Vec<Feed<'_>> = sequences.iter().enumerate().map(feed).collect();
+    let x_th = scratch.feed(runner, &feeds, None);
+    let rows = (x_th.len() / runner.hidden()).min(Runner::LOGIT_ROWS);
+    let _ = runner.log_probs(&Contract::PLAIN, &x_th, 0, &tokens[..rows]);
+    scratch.page_bytes()
+}

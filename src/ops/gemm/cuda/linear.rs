@@ -1,0 +1,62 @@
+//! A weight and its bias on the device: its half of [`Projection`](super::super::Projection).
+
+use super::{forward, input_gradient, Numerics, Weight};
+use crate::config::Dtype;
+use crate::ops::cuda::Floats;
+use crate::ops::gemm::Into;
+use crate::ops::weights::{cuda::Bytes, Part};
+
+/// y = x · Wᵀ + bias.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    w_nk: Bytes,
+    bias_n: Option<Floats>,
+    outputs: usize,
+    inner: usize,
+}
+
+impl Linear {
+    /// From a weight `[N, K]` and a bias `[N]`, empty where there is none.
+    #[must_use]
+    pub fn new(w_nk: Part<'_>, bias_n: Part<'_>, inner: usize) -> Self {
+        assert_eq!(w_nk.len() % inner, 0, "the weight is not [N, {inner}]");
+        let outputs = w_nk.len() / inner;
+        let bias_n = (!bias_n.is_empty()).then(|| bias_n.bytes().widened());
+        Self { w_nk: w_nk.bytes().aligned(), bias_n, outputs, inner }
+    }
+
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    #[must_use]
+    pub fn inner(&self) -> usize {
+        self.inner
+    }
+
+    fn weight(&self) -> Weight<'_> {
+        Weight {
+            bytes_nk: self.w_nk.view(),
+            dtype: self.w_nk.dtype(),
+            outputs: self.outputs,
+            inner: self.inner,
+        }
+    }
+
+    /// y[M, N] = round(x[M, K] · Wᵀ + bias).
+    #[must_use]
+    pub fn forward(&self, x_mk: &Floats, dtype: Dtype) -> Floats {
+        let gpu = x_mk.gpu();
+        let mut y_mn = Floats::uninit(gpu, x_mk.len() / self.inner * self.outputs);
+        let bias_n = self.bias_n.as_ref().map(Floats::view);
+        let (weight, numerics) = (self.weight(), Numerics::Invariant);
+        forward(gpu, &x_mk.view(), &weight, bias_n.as_ref(), numerics, dtype, &mut y_mn.view_mut());
+        y_mn
+    }
+
+    /// `dx[M, K] (+)= dy[M, N] · W`.
+    pub fn input_gradient(&self, dy_mn: &Floats, into: Into, dx_mk: &mut Floats) {
+        input_gradient(dy_mn.gpu(), &dy_mn.view(), &self.weight(), into, &mut dx_mk.view_mut());
+    }
+}

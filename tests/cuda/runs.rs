@@ -1,0 +1,149 @@
+//! Whole runs on the device: in f32 the very tokens and bits of the CPU's, in bf16 no gap at all.
+
+use std::path::Path;
+
+use gapscope::config::{self, Config};
+use gapscope::run;
+
+use crate::sequences::gpu;
+
+fn config(toml: &str, set: &[&str]) -> Config {
+    let set: Vec<String> = set.iter().map(|one| (*one).to_owned()).collect();
+    config::parse(toml, "test.toml", &set).expect("a valid config")
+}
+
+/// Where a run of the device is to be the CPU's, step by step and token by token.
+fn same_on_both(name: &str, toml: &str, set: &[&str]) {
+    if gpu().is_none() {
+        return;
+    }
+    let parent = tempfile::tempdir().expect("a temporary folder");
+    let folders = ["cpu", "cuda"].map(|device| {
+        let folder = parent.path().join(device);
+        let device = format!("engine.device={device}");
+        let summary = run::run(&config(toml, &[set, &[&device]].concat()), &folder);
+        (summary.expect("a run to its end"), folder)
+    });
+    let [(cpu, left), (cuda, right)] = folders;
+    let found = run::compare(&left, &right).expect("two runs");
+    eprintln!(
+        "{name}: {} tokens on both, {} spike steps, gap at most {:?}",
+        cuda.n_tokens,
+        cuda.spike_steps.len(),
+        cuda.gap_max
+    );
+    assert_eq!(cpu.n_tokens, cuda.n_tokens, "{name}");
+    assert!(!found.differs(), "{name}:\n{found}");
+}
+
+/// A run on the device alone, every token of which is the same to the last bit on all legs.
+fn exact(name: &str, toml: &str, set: &[&str]) {
+    if gpu().is_none() {
+        return;
+    }
+    let parent = tempfile::tempdir().expect("a temporary folder");
+    let set = [set, &["engine.device=cuda", "check.legs=[\"prefill\"]"]].concat();
+    let summary = run::run(&config(toml, &set), &parent.path().join("run")).expect("a run");
+    let steps = std::fs::read_to_string(parent.path().join("run/steps.jsonl")).expect("steps");
+    eprintln!(
+        "{name}: {} tokens, frac_bitwise_equal {:?}",
+        summary.n_tokens, summary.frac_bitwise_equal
+    );
+    assert_eq!(summary.frac_bitwise_equal, Some(1.0), "{name}");
+    assert!(steps.lines().count() > 0 && summary.spike_steps.is_empty(), "{name}");
+}
+
+const TINY: &str = "name = \"x\"\nsteps = 3\nmodel.preset = \"tiny-jamba\"\n\
+    engine.device_memory = \"64MiB\"\n\
+    engine.max_num_batched_tokens = 128\nengine.max_num_seqs = 32\nengine.max_model_len = 96\n\
+    rollout.prompts_per_step = 4\nrollout.rollouts_per_prompt = 8\nrollout.max_new_tokens = 8\n\
+    task.max_operand = 99\ncheck.legs = [\"prefill\"]\n";
+
+#[test]
+fn scoring_runs_of_every_family() {
+    for preset in ["tiny-jamba", "tiny-mamba", "tiny-llama"] {
+        let model = format!("model.preset={preset}");
+        same_on_both(preset, TINY, &[&model, "trainer.update=none"]);
+    }
+    for folder in ["tiny-jamba-moe", "tiny-qwen2", "tiny-qwen3"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
+        let toml = TINY.replace("model.preset = \"tiny-jamba\"\n", "");
+        let model = format!("model.path={}", path.display());
+        same_on_both(folder, &toml, &[&model, "trainer.update=none"]);
+    }
+}
+
+#[test]
+fn processed_logprobs_and_filters() {
+    let set = [
+        "trainer.update=none",
+        "rollout.temperature=0.7",
+        "engine.logprobs_mode=processed_logprobs",
+    ];
+    same_on_both("temperature 0.7", TINY, &set);
+    same_on_both(
+        "top_p 0.8",
+        TINY,
+        &[&set[..], &["rollout.top_p=0.8", "rollout.top_k=40"]].concat(),
+    );
+}
+
+#[test]
+fn training_runs() {
+    let warm = ["trainer.warm_start.steps=6", "trainer.warm_start.batch=8"];
+    for preset in ["tiny-jamba", "tiny-mamba", "tiny-llama"] {
+        let model = format!("model.preset={preset}");
+        let set = [&warm[..], &[&model, "trainer.kl_coef=0.01", "check.greedy_eval_prompts=8"]];
+        same_on_both(&format!("training {preset}"), TINY, &set.concat());
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-jamba-moe");
+    let toml = TINY.replace("model.preset = \"tiny-jamba\"\n", "");
+    let model = format!("model.path={}", path.display());
+    same_on_both("training tiny-jamba-moe", &toml, &[&warm[..], &[&model]].concat());
+}
+
+#[test]
+fn both_bugs_come_out_as_on_the_cpu() {
+    let read = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("experiments").join(name);
+        std::fs::read_to_string(path).expect("an experiment")
+    };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/models/arithmetic");
+    let model = format!("model.path={}", folder.display());
+    same_on_both("imposter", &read("imposter_request.toml"), &[&model]);
+    same_on_both("index wrap", &read("index_wrap.toml"), &["steps=24"]);
+    same_on_both(
+        "index wrap, 128",
+        &read("index_wrap.toml"),
+        &["steps=2", "rollout.rollouts_per_prompt=128"],
+    );
+}
+
+#[test]
+fn bf16_is_exact_at_any_batch_size() {
+    for (dtype, state) in [("f32", "f32"), ("f32", "bf16"), ("bf16", "f32"), ("bf16", "bf16")] {
+        let dtypes =
+            [format!("model.dtype={dtype}"), format!("engine.mamba_ssm_cache_dtype={state}")];
+        for (seqs, budget) in [("1", "96"), ("3", "100"), ("64", "128"), ("1024", "8192")] {
+            let sizes = [
+                format!("engine.max_num_seqs={seqs}"),
+                format!("engine.max_num_batched_tokens={budget}"),
+            ];
+            let set: Vec<&str> = dtypes.iter().chain(&sizes).map(String::as_str).collect();
+            let rollouts =
+                if seqs == "1024" { "rollout.rollouts_per_prompt=256" } else { "steps=2" };
+            let set = [&set[..], &[rollouts, "trainer.update=none"]].concat();
+            exact(
+                &format!("{dtype}, state {state}, {seqs} sequences, budget {budget}"),
+                TINY,
+                &set,
+            );
+        }
+        let set: Vec<&str> = dtypes.iter().map(String::as_str).collect();
+        // A pool that holds a few requests at a time: preemptions.
+        let tight = ["engine.num_gpu_blocks_override=24", "trainer.update=none"];
+        exact(&format!("{dtype}, state {state}, a tight pool"), TINY, &[&set[..], &tight].concat());
+        let train = ["trainer.warm_start.steps=3", "trainer.warm_start.batch=8"];
+        exact(&format!("{dtype}, state {state}, training"), TINY, &[&set[..], &train].concat());
+    }
+}
