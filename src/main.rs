@@ -114,8 +114,7 @@ const LEGS: [&str; 4] = ["trainer", "reference", "prefill", "decode"];
 
 impl Score {
     fn run(self) -> Result<String> {
-        let dtype = format!("model.dtype={}", self.dtype);
-        let config = model_config(&self.model, &[dtype, "trainer.update=none".to_owned()])?;
+        let config = scoring_config(&self.model, &self.dtype)?;
         let leg = match self.leg.as_str() {
             "reference" => Leg::Reference,
             "prefill" => Leg::Prefill,
@@ -161,7 +160,13 @@ struct Audit {
     /// The largest |d| that is healthy, nats [default: 1; a run's own for run folders]
     #[arg(long, value_name = "NATS")]
     floor: Option<f64>,
-    /// Compare sides whose temperature or logprobs mode differ
+    /// Rescore every record by this model: a folder in the Hugging Face layout
+    #[arg(long, value_name = "DIR")]
+    model: Option<String>,
+    /// Of the model's weights and activations
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"], requires = "model")]
+    dtype: String,
+    /// Compare sides whose temperature, filters or logprobs mode differ
     #[arg(long)]
     allow_unlike: bool,
     /// Where audit.json and steps.jsonl go
@@ -298,13 +303,15 @@ fn execute(command: Command) -> Result<Done> {
 }
 
 fn audit(asked: &Audit) -> Result<Done> {
-    let Audit { rollouts, format, fail_on, floor, allow_unlike, out } = asked;
+    let Audit { rollouts, format, fail_on, floor, model, dtype, allow_unlike, out } = asked;
+    let model = model.as_ref().map(|model| scoring_config(model, dtype)).transpose()?;
     let audited = run::audit(&run::Audit {
         rollouts,
         format: format.as_deref(),
         fail_on,
         floor: *floor,
         allow_unlike: *allow_unlike,
+        model: model.as_ref(),
         out: out.as_deref(),
     })?;
     let code = if audited.watch.held() { ExitCode::from(3) } else { ExitCode::SUCCESS };
@@ -339,6 +346,11 @@ fn run_once(
 fn check_known(fail_on: &[FailOn], config: &Config) -> Result<()> {
     let tags = run::metric_tags(config);
     Ok(fail_on.iter().try_for_each(|expression| expression.check_known(&tags))?)
+}
+
+/// Of a model that scores and never learns.
+fn scoring_config(model: &str, dtype: &str) -> Result<Config> {
+    model_config(model, &[format!("model.dtype={dtype}"), "trainer.update=none".to_owned()])
 }
 
 /// The configuration of a file that names a model and nothing else.

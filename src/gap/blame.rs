@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 use super::pair::{pair, Legs, PairError};
 use crate::base::RequestId;
 use crate::rollout::Rollout;
@@ -100,6 +102,58 @@ impl fmt::Display for Blame {
     }
 }
 
+/// What an independent forward says of a record's two sides, from the largest |d| of each pair, in
+/// nats, as [`three_way`].
+#[must_use]
+pub fn second_opinion(
+    decode_trainer: f64,
+    decode_reference: f64,
+    trainer_reference: f64,
+    threshold: f64,
+) -> Opinion {
+    let large = |gap: f64| gap.is_nan() || gap > threshold;
+    match (large(decode_trainer), large(decode_reference), large(trainer_reference)) {
+        (false, false, false) => Opinion::AllAgree,
+        (true, false, true) => Opinion::TrainerIsOdd,
+        (true, true, false) => Opinion::DecodeIsOdd,
+        (false, true, true) => Opinion::ModelIsOdd,
+        (true, true, true) => Opinion::NoneAgree,
+        (true, false, false) | (false, true, false) | (false, false, true) => Opinion::Inconsistent,
+    }
+}
+
+/// Which of a record's two sides an independent forward agrees with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Opinion {
+    AllAgree,
+    DecodeIsOdd,
+    TrainerIsOdd,
+    ModelIsOdd,
+    NoneAgree,
+    /// Equality within a threshold is not quite transitive.
+    Inconsistent,
+}
+
+impl fmt::Display for Opinion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AllAgree => "both sides and the model agree",
+            Self::DecodeIsOdd => {
+                "the model agrees with the trainer side, not with the rollout side"
+            }
+            Self::TrainerIsOdd => {
+                "the model agrees with the rollout side, not with the trainer side"
+            }
+            Self::ModelIsOdd => {
+                "both sides agree with each other and not with the model: is it the one they ran?"
+            }
+            Self::NoneAgree => "no two agree; no single culprit",
+            Self::Inconsistent => "thresholds inconsistent; no verdict",
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,6 +183,23 @@ mod tests {
         }
         let text = odd(l, s, s).to_string();
         assert!(text.contains("thresholds inconsistent: decode/prefill 3e-1"), "{text}");
+    }
+
+    #[test]
+    fn the_table_of_opinions() {
+        let (s, l) = (0.1, f64::INFINITY);
+        for (gaps, expected) in [
+            ([s, s, s], Opinion::AllAgree),
+            ([l, s, l], Opinion::TrainerIsOdd),
+            ([l, l, s], Opinion::DecodeIsOdd),
+            ([s, l, l], Opinion::ModelIsOdd),
+            ([l, l, l], Opinion::NoneAgree),
+            ([l, s, s], Opinion::Inconsistent),
+            ([s, l, s], Opinion::Inconsistent),
+            ([s, s, f64::NAN], Opinion::Inconsistent),
+        ] {
+            assert_eq!(second_opinion(gaps[0], gaps[1], gaps[2], 0.1), expected, "{gaps:?}");
+        }
     }
 
     /// Sixty-four sequences, ten of which an engine decoded unlike its own prefill

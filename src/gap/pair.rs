@@ -110,6 +110,8 @@ pub enum Legs {
     PrefillTrainer,
     /// The trainer's arithmetic.
     TrainerReference,
+    /// The engine against an independent forward.
+    DecodeReference,
 }
 
 impl Legs {
@@ -117,7 +119,7 @@ impl Legs {
     #[must_use]
     pub const fn infer(self) -> Leg {
         match self {
-            Self::DecodeTrainer | Self::DecodePrefill => Leg::Decode,
+            Self::DecodeTrainer | Self::DecodePrefill | Self::DecodeReference => Leg::Decode,
             Self::PrefillTrainer => Leg::Prefill,
             Self::TrainerReference => Leg::Trainer,
         }
@@ -129,7 +131,7 @@ impl Legs {
         match self {
             Self::DecodeTrainer | Self::PrefillTrainer => Leg::Trainer,
             Self::DecodePrefill => Leg::Prefill,
-            Self::TrainerReference => Leg::Reference,
+            Self::TrainerReference | Self::DecodeReference => Leg::Reference,
         }
     }
 
@@ -141,6 +143,7 @@ impl Legs {
             Self::DecodePrefill => "decode_prefill",
             Self::PrefillTrainer => "prefill_trainer",
             Self::TrainerReference => "trainer_reference",
+            Self::DecodeReference => "decode_reference",
         }
     }
 }
@@ -355,6 +358,7 @@ mod tests {
             (Legs::DecodePrefill, -1.0),
             (Legs::PrefillTrainer, -1.0),
             (Legs::TrainerReference, -4.0),
+            (Legs::DecodeReference, -6.0),
         ] {
             let pairs = pair(std::slice::from_ref(&record), legs).unwrap();
             assert_eq!(pairs.sequences[0].tokens[0].d(), d, "{}", legs.name());

@@ -42,6 +42,17 @@ pub struct Evidence<'a> {
     pub state: Option<StateView>,
     /// What an earlier step's finding says of the same engine: [`Finding::index_bits`].
     pub index_bits: Option<u32>,
+    /// Where a model's logits were at hand to find it.
+    pub mode: Option<&'a UnlikeMode>,
+}
+
+/// Log-probabilities of another contract than their records state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnlikeMode {
+    /// Of which, and how that is known.
+    pub message: String,
+    /// Whose gap it explains.
+    pub requests: HashSet<RequestId>,
 }
 
 /// Both sides' fingerprint of one weight tensor.
@@ -60,7 +71,7 @@ pub fn verdict(evidence: &Evidence) -> Vec<Finding> {
     if bad.is_empty() {
         return Vec::new();
     }
-    let rules = [mask_or_shift, weights_not_synced, stale_state, address_wrap];
+    let rules = [mask_or_shift, logprob_mode, weights_not_synced, stale_state, address_wrap];
     let mut culprits: Vec<Culprit> = rules.iter().filter_map(|rule| rule(evidence, &bad)).collect();
     let explained: HashSet<RequestId> =
         culprits.iter().flat_map(|culprit| &culprit.cases).map(|case| case.request()).collect();
@@ -139,6 +150,21 @@ fn mask_or_shift<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culpri
     );
     let kind = FindingKind::MaskOrShift;
     Some(Culprit { kind, cases: bad.to_vec(), blocks: BTreeSet::new(), index_bits: None, message })
+}
+
+/// One side's log-probabilities are of another distribution than the record says.
+fn logprob_mode<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
+    let mode = evidence.mode?;
+    let cases = bad.iter().filter(|case| mode.requests.contains(&case.request()));
+    let cases: Vec<Case> = cases.copied().collect();
+    let (kind, message) = (FindingKind::LogprobMode, mode.message.clone());
+    (!cases.is_empty()).then(|| Culprit {
+        kind,
+        cases,
+        blocks: BTreeSet::new(),
+        index_bits: None,
+        message,
+    })
 }
 
 /// The engine sampled with other weights than the trainer scored with.

@@ -17,6 +17,7 @@ fn judge(records: &[Rollout], floor: f64, tensors: &[TensorFingerprint]) -> Vec<
         tensors,
         state: None,
         index_bits: None,
+        mode: None,
     })
 }
 
@@ -295,6 +296,7 @@ fn rules_speak_only_of_legs_that_can_show_them() {
         tensors: &[],
         state: None,
         index_bits: None,
+        mode: None,
     };
     assert_eq!(kinds(&verdict(&evidence)), [FindingKind::Unexplained]);
 }

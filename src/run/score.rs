@@ -22,9 +22,10 @@ use super::progress::{say, Meter};
 use crate::base::{Contract, LogProb, LogprobsMode};
 use crate::config::{Config, Leg};
 use crate::trainer::Sequence;
-use bound::{Bound, Largest};
+pub(super) use bound::{Bound, Largest};
 use legs::Scorer;
-use lines::{Id, Limits, Lines, Request};
+pub(super) use lines::Limits;
+use lines::{Id, Lines, Request};
 use sink::{Reader, Sink};
 
 /// Tokens that are scored at once, unless one sequence alone has more.
@@ -51,8 +52,7 @@ pub struct ScoreOptions {
 pub fn score(config: &Config, options: &ScoreOptions) -> Result<String> {
     let contract = contract(options.temperature)?;
     let plan = parts::plan(config)?;
-    let limits =
-        Limits { vocab: plan.config.vocab_size, max_tokens: plan.config.max_position_embeddings };
+    let limits = Limits::of(&plan.config);
     let survey = Survey::of(&options.input, limits)?;
     let bound = Bound::of(&plan, config, options.leg, survey.largest)?;
     if survey.largest.longest > BATCH_TOKENS {
@@ -120,9 +120,7 @@ impl Survey {
             survey.largest.longest = survey.largest.longest.max(tokens.len());
         }
         ensure!(survey.sequences > 0, "{} holds no sequence", path.display());
-        let longest = survey.largest.longest;
-        survey.largest.tokens = longest.max(BATCH_TOKENS);
-        survey.largest.sequences = (BATCH_TOKENS / longest).clamp(1, BATCH_SEQUENCES);
+        survey.largest = Largest::with(survey.largest.longest);
         Ok(survey)
     }
 }
@@ -140,9 +138,7 @@ impl Batches {
         while let Some(request) = self.waiting.take().map(Ok).or_else(|| self.lines.next()) {
             let request = request?;
             longest = longest.max(request.sequence.tokens.len());
-            let after = sequences.len() + 1;
-            if !sequences.is_empty() && (after > BATCH_SEQUENCES || after * longest > BATCH_TOKENS)
-            {
+            if !sequences.is_empty() && !fit(sequences.len() + 1, longest) {
                 self.waiting = Some(request);
                 break;
             }
@@ -151,6 +147,11 @@ impl Batches {
         }
         Ok((!ids.is_empty()).then_some((ids, sequences)))
     }
+}
+
+/// Whether so many sequences are scored at once, the longest of so many tokens.
+pub(super) fn fit(sequences: usize, longest: usize) -> bool {
+    sequences <= BATCH_SEQUENCES && sequences * longest <= BATCH_TOKENS
 }
 
 /// One line of the output.

@@ -238,6 +238,7 @@ impl Session {
             tensors: &tensors,
             state: self.engine.layout().layers.iter().find_map(|place| place.view.state()),
             index_bits: self.index_bits,
+            mode: None,
         });
         self.index_bits = self.index_bits.or(findings.iter().find_map(|found| found.index_bits));
         assert_eq!(gap.spike, !findings.is_empty(), "a spike has a finding, a clean step none");

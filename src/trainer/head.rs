@@ -10,7 +10,7 @@ use crate::ops::log_softmax;
 use crate::ops::sampling::log_prob_rows;
 
 /// Rows whose logits exist at once: 64 x 65,536 x 4 bytes are 16 MiB a thread.
-const LOGIT_ROWS: usize = 64;
+pub(super) const LOGIT_ROWS: usize = 64;
 
 /// One prediction: what row `row` of a chunk says of `token`.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,7 @@ pub(super) struct Scored {
 }
 
 /// The targets' rows side by side.
-fn rows(root: &Root, chunk: &Chunk, targets: &[Target]) -> Array {
+pub(super) fn rows(root: &Root, chunk: &Chunk, targets: &[Target]) -> Array {
     let rows: Vec<usize> = targets.iter().map(|target| target.row).collect();
     chunk.x_th.gather_rows(root.hidden(), &rows)
 }

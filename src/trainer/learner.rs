@@ -1,5 +1,6 @@
 //! The trainer: scores sequences before any update, and updates.
 
+mod rows;
 mod snapshot;
 
 use super::collective::SharedMemory;
@@ -11,6 +12,7 @@ use super::{
     adamw, grpo, Experience, Inspection, Sequence, SequenceScores, TrainerError, UpdateReport,
     WeightSet,
 };
+pub use rows::Prediction;
 pub use snapshot::TrainerSnapshot;
 
 use crate::base::{Contract, TokenId, WeightVersion};

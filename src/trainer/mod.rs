@@ -17,4 +17,4 @@ mod units;
 
 pub use data::{Experience, Inspection, Sequence, SequenceScores, UpdateReport, WeightSet};
 pub use error::TrainerError;
-pub use learner::{Trainer, TrainerSnapshot};
+pub use learner::{Prediction, Trainer, TrainerSnapshot};

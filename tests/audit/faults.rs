@@ -129,9 +129,9 @@ fn a_file_that_is_no_dump_is_named() {
     );
 }
 
-/// K21: ids before lengths, lengths before numbers.
+/// Ids before lengths, lengths before numbers (huggingface/trl#5224).
 #[test]
-fn ids_come_first() {
+fn k21_ids_come_first() {
     let folder = tempfile::tempdir().expect("a folder");
     let record =
         "{\"token_ids\": [5, 6], \"loss_mask\": [1, 1], \"inference_logprobs\": [-1, -2], \

@@ -99,7 +99,7 @@ fn a_shift_is_named_with_its_direction() {
 
 /// Null and a sentinel are no values (vllm-project/vllm#10234).
 #[test]
-fn what_is_no_value_is_counted_by_kind_and_enters_no_mean() {
+fn k22_what_is_no_value_is_counted_by_kind_and_enters_no_mean() {
     let sides = Sides {
         infer: &["-0.5", "null", "-9999", "-1.0", "-0.25"],
         train: &["-0.5", "-0.7", "-12.0", "-1.1", "-0.25"],
@@ -138,7 +138,7 @@ fn bare_non_finite_numbers_are_read() {
 }
 
 #[test]
-fn all_excluded_is_no_data() {
+fn k22_all_excluded_is_no_data() {
     let sides = Sides { infer: &["null", "NaN"], train: &["-1.0", "-2.0"] };
     let (folder, [file, _]) = both(&sides);
     let (text, audit) = audited(folder.path(), &["--rollouts", path(&file)]);
@@ -154,7 +154,7 @@ fn all_excluded_is_no_data() {
 }
 
 #[test]
-fn odd_values_are_flagged() {
+fn k21_runs_of_zeros_and_positive_values_are_flagged() {
     let sides = Sides {
         infer: &["-0.5", "0.25", "0.0", "0.0", "0.0"],
         train: &["-0.5", "-0.5", "-0.25", "-0.5", "0.0"],
@@ -174,7 +174,7 @@ fn odd_values_are_flagged() {
 
 /// Temperature on the trainer's side only, logits 2, 1, 0 (huggingface/trl#4159).
 #[test]
-fn unlike_modes_are_refused_unless_told() {
+fn k19_unlike_modes_are_refused_unless_told() {
     let sides = Sides { infer: &["-0.407606"], train: &["-0.142932"] };
     let (folder, [file, _]) = both(&sides);
     let text = std::fs::read_to_string(&file).expect("the dump");
@@ -201,6 +201,18 @@ fn unlike_modes_are_refused_unless_told() {
                  known",
             ),
         ),
+        (
+            "\"inference_top_p\": 0.8, \"inference_top_k\": 5, \"trainer_top_p\": 1",
+            Some(
+                "the two sides' log-probabilities are of unlike distributions: inference after \
+                 temperature 1, top-p 0.8, top-k 5, trainer raw (before temperature); recompute \
+                 one side, or pass --allow-unlike to compare them as they are",
+            ),
+        ),
+        (
+            "\"trainer_top_p\": 0",
+            Some("trainer_top_p is 0, not a share over 0 and up to 1; 1 keeps everything"),
+        ),
         ("\"inference_temperature\": 0.5, \"trainer_temperature\": 0.5", None),
         ("\"inference_temperature\": 0, \"trainer_temperature\": 0", None),
         ("\"inference_logprobs_mode\": \"raw_logprobs\", \"trainer_temperature\": 1", None),
@@ -216,9 +228,24 @@ fn unlike_modes_are_refused_unless_told() {
             None => assert_eq!((code, error.as_str()), (Some(0), ""), "{modes}"),
         }
     }
+}
+
+#[test]
+fn k19_unlike_modes_are_compared_if_told() {
+    let sides = Sides { infer: &["-0.407606"], train: &["-0.142932"] };
+    let (folder, [file, _]) = both(&sides);
+    let text = std::fs::read_to_string(&file).expect("the dump");
     let unlike = "\"inference_logprobs_mode\": \"raw_logprobs\", \"trainer_temperature\": 0.5, ";
     let dump = write(folder.path(), "told.jsonl", &text.replacen('{', &format!("{{{unlike}"), 1));
-    let (_, audit) = audited(folder.path(), &["--rollouts", path(&dump), "--allow-unlike"]);
+    let args = ["--rollouts", path(&dump), "--allow-unlike", "--floor", "0.1"];
+    let (text, audit) = audited(folder.path(), &args);
+    for part in [
+        "note      1 record of unlike temperature, filters or mode: as asked\n",
+        "note      whether a temperature or filter of one side explains it cannot be told from the \
+         sampled tokens' log-probabilities alone; --model DIR tries it on all logits\n",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
     check(&audit, "gap_detail/logp_diff_mean", d(&sides)[0]);
     assert!((d(&sides)[0] - 0.264_674).abs() < 1e-6);
     check(&audit, "gap_detail/ratio_mean", d(&sides)[0].exp());

@@ -6,6 +6,7 @@ mod dump;
 mod faults;
 mod golden;
 mod native;
+mod rescored;
 mod round_trip;
 
 use std::fs;

@@ -234,8 +234,8 @@ fn token_lines(campaign: &Campaign, parent: &Path) {
 }
 
 fn audited(rollouts: &[PathBuf]) -> bool {
-    let (format, fail_on, floor, allow_unlike, out) = (None, &[][..], None, false, None);
-    audit(&Audit { rollouts, format, fail_on, allow_unlike, floor, out }).is_ok()
+    let (format, fail_on, floor, model, out) = (None, &[][..], None, None, None);
+    audit(&Audit { rollouts, format, fail_on, allow_unlike: false, floor, model, out }).is_ok()
 }
 
 /// A run's two tables, alone and through an audit.

@@ -64,8 +64,8 @@ pub enum RecordProblem {
     Schema { found: u64 },
     #[error("the record is of step {found}, its file of step {expected}; a file is of one step")]
     OtherStep { found: u64, expected: u64 },
-    #[error("{key} is {found}, not a temperature (a finite number from 0 on; 0 is greedy)")]
-    Temperature { key: &'static str, found: f64 },
+    #[error("{key} is {found}, not {takes}")]
+    Sampling { key: &'static str, found: f64, takes: &'static str },
     #[error("{key} is {found:?}; raw_logprobs and processed_logprobs are known")]
     Mode { key: &'static str, found: String },
     #[error(

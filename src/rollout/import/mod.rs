@@ -5,6 +5,7 @@
 //! record as a non-finite value, which no mean takes in.
 
 mod column;
+mod contract;
 mod error;
 mod find;
 mod line;

@@ -17,8 +17,14 @@ pub(super) struct Raw {
     /// The ids that the trainer computed over, where a dump keeps both sides'.
     pub(super) trainer_token_ids: Option<Column>,
     pub(super) inference_temperature: Option<f64>,
+    pub(super) inference_top_p: Option<f64>,
+    pub(super) inference_top_k: Option<f64>,
+    pub(super) inference_min_p: Option<f64>,
     pub(super) inference_logprobs_mode: Option<String>,
     pub(super) trainer_temperature: Option<f64>,
+    pub(super) trainer_top_p: Option<f64>,
+    pub(super) trainer_top_k: Option<f64>,
+    pub(super) trainer_min_p: Option<f64>,
     pub(super) trainer_logprobs_mode: Option<String>,
 
     // NeMo-RL.

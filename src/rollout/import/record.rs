@@ -1,10 +1,11 @@
 //! From a line to a rollout: ids first, then lengths, then what the numbers are of, then numbers.
 
 use super::column::Column;
+use super::contract::contracts;
 use super::raw::Raw;
 use super::values::{Checks, SideChecks};
 use super::{Format, RecordProblem, Source};
-use crate::base::{Contract, EngineStep, LogProb, LogprobsMode, RequestId, TokenId, WeightVersion};
+use crate::base::{Contract, EngineStep, LogProb, RequestId, TokenId, WeightVersion};
 use crate::engine::{Completion, FinishReason, Phase, SampledToken};
 use crate::rollout::Rollout;
 
@@ -15,6 +16,8 @@ pub struct Imported {
     /// is the prompt. Of the engine nothing is known but its samples. `prompt_id` is prime-rl's
     /// rank or 0, `rollout_idx` the dump's own index or the line's.
     pub rollout: Rollout,
+    /// Of what the trainer's side's log-probabilities are; the rollout says it of the other side's.
+    pub trainer_contract: Contract,
     /// Counted from 1.
     pub line: u64,
     pub checks: Checks,
@@ -41,7 +44,7 @@ pub(super) fn import(
     line: u64,
     strict: bool,
 ) -> Result<Imported, RecordProblem> {
-    let contract = contract(&raw, strict)?;
+    let contracts = contracts(&raw, strict)?;
     let mut parts = match source.format {
         Format::NemoRl => nemo_rl(&mut raw, source, line)?,
         Format::PrimeRl => prime_rl(&mut raw, source, line)?,
@@ -49,12 +52,13 @@ pub(super) fn import(
     same_ids(&parts)?;
     same_lengths(&parts)?;
     parts.checks.records = 1;
-    parts.checks.unknown_contracts = u64::from(contract.is_none());
+    parts.checks.unknown_contracts = u64::from(contracts.is_none());
+    parts.checks.unlike_contracts = u64::from(contracts.is_some_and(|[a, b]| !a.is_like(&b)));
     if source.format == Format::NemoRl && parts.mask.first() == Some(&true) {
         parts.mask[0] = false;
         parts.checks.first_tokens = 1;
     }
-    Ok(rollout(parts, contract.unwrap_or(Contract::PLAIN), line))
+    Ok(rollout(parts, contracts.unwrap_or([Contract::PLAIN; 2]), line))
 }
 
 fn nemo_rl(raw: &mut Raw, source: &Source, line: u64) -> Result<Parts, RecordProblem> {
@@ -155,7 +159,8 @@ fn same_lengths(parts: &Parts) -> Result<(), RecordProblem> {
     }
 }
 
-fn rollout(parts: Parts, contract: Contract, line: u64) -> Imported {
+fn rollout(parts: Parts, contracts: [Contract; 2], line: u64) -> Imported {
+    let [contract, trainer_contract] = contracts;
     let Parts { id, token_ids, mask, infer, train, length, mut checks, .. } = parts;
     let end = length.unwrap_or(token_ids.len());
     let start = mask.iter().position(|&counted| counted).unwrap_or(end);
@@ -192,7 +197,7 @@ fn rollout(parts: Parts, contract: Contract, line: u64) -> Imported {
         reference: None,
         trainer_fingerprint: None,
     };
-    Imported { rollout, line, checks }
+    Imported { rollout, trainer_contract, line, checks }
 }
 
 /// A token of which nothing is known but its log-probability.
@@ -206,60 +211,6 @@ fn sampled((&token, logp): (&TokenId, LogProb)) -> SampledToken {
         computed_tokens: 0,
         batch_row: 0,
         batch_rows: 0,
-    }
-}
-
-/// Of what both sides' log-probabilities are; `None` where the record does not say it of both.
-fn contract(raw: &Raw, strict: bool) -> Result<Option<Contract>, RecordProblem> {
-    let side = |key, temperature: Option<f64>, mode_key, mode: &Option<String>| {
-        let logprobs_mode = match mode.as_deref() {
-            None => None,
-            Some("raw_logprobs") => Some(LogprobsMode::RawLogprobs),
-            Some("processed_logprobs") => Some(LogprobsMode::ProcessedLogprobs),
-            Some(found) => {
-                return Err(RecordProblem::Mode { key: mode_key, found: found.to_owned() })
-            }
-        };
-        if let Some(found) = temperature.filter(|t| !(t.is_finite() && *t >= 0.0)) {
-            return Err(RecordProblem::Temperature { key, found });
-        }
-        if temperature.is_none() && logprobs_mode.is_none() {
-            return Ok(None);
-        }
-        Ok(Some(Contract {
-            // A temperature alone is named because it was applied.
-            logprobs_mode: logprobs_mode.unwrap_or(LogprobsMode::ProcessedLogprobs),
-            temperature: temperature.unwrap_or(1.0) as f32,
-            ..Contract::PLAIN
-        }))
-    };
-    let infer = side(
-        "inference_temperature",
-        raw.inference_temperature,
-        "inference_logprobs_mode",
-        &raw.inference_logprobs_mode,
-    )?;
-    let train = side(
-        "trainer_temperature",
-        raw.trainer_temperature,
-        "trainer_logprobs_mode",
-        &raw.trainer_logprobs_mode,
-    )?;
-    let (Some(infer), Some(train)) = (infer, train) else { return Ok(None) };
-    let both_raw = infer.scores_raw_logits() && train.scores_raw_logits();
-    let alike = both_raw
-        || (infer.scores_raw_logits() == train.scores_raw_logits()
-            && infer.temperature == train.temperature);
-    if strict && !alike {
-        return Err(RecordProblem::Unlike { infer: shown(&infer), train: shown(&train) });
-    }
-    Ok(Some(infer))
-}
-
-fn shown(contract: &Contract) -> String {
-    match contract.scores_raw_logits() {
-        true => "raw (before temperature)".to_owned(),
-        false => format!("after temperature {}", contract.temperature),
     }
 }
 

@@ -96,6 +96,8 @@ pub struct Checks {
     pub first_tokens: u64,
     /// Records that do not say of what both sides' log-probabilities are.
     pub unknown_contracts: u64,
+    /// Records that say that it is not the same; read because that was asked for.
+    pub unlike_contracts: u64,
     pub infer: SideChecks,
     pub train: SideChecks,
 }
@@ -107,6 +109,7 @@ impl Checks {
         self.out_of_order += other.out_of_order;
         self.first_tokens += other.first_tokens;
         self.unknown_contracts += other.unknown_contracts;
+        self.unlike_contracts += other.unlike_contracts;
         self.infer.add(&other.infer);
         self.train.add(&other.train);
     }

@@ -1,8 +1,11 @@
 //! Log-probabilities that others produced: checks first, then the measures, step by step.
 //!
-//! One step is held at a time, and of it 8 bytes a token: quantiles need every |d|.
+//! One step is held at a time, and of it 8 bytes a token and comparison: quantiles need every |d|.
+//! With a model at hand there are three comparisons, and a step's records are rescored a batch at a
+//! time.
 
 mod native;
+mod rescore;
 mod step;
 mod text;
 
@@ -11,12 +14,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, Context, Result};
 use serde::Serialize;
 
-use self::step::{StepAudit, StepRow};
+use self::native::NativeRecord;
+use self::rescore::Model;
+use self::step::{Record, StepAudit, StepRow};
 use super::fail_on::{FailOn, Watch};
 use crate::base::Step;
+use crate::config::Config;
 use crate::gap::{self, Legs, Pairs};
 use crate::report::{write_json, StepLog};
-use crate::rollout::import::{self, Source};
+use crate::rollout::import::{self, Imported, Records, Source};
 
 /// The floor of dumps that state none, nats: a factor of e in probability. Healthy bf16 engines
 /// stay below it but for single tokens (torchtitan reports 1.56 as the largest of a run).
@@ -30,10 +36,12 @@ pub struct Audit<'a> {
     /// `nemo-rl`, `prime-rl` or `native`; found out where it is absent.
     pub format: Option<&'a str>,
     pub fail_on: &'a [FailOn],
-    /// Compares two sides whose temperature or mode differ all the same.
+    /// Compares two sides whose temperature, filters or mode differ all the same.
     pub allow_unlike: bool,
     /// The largest |d| that is healthy, nats.
     pub floor: Option<f64>,
+    /// Rescores every record by this configuration's model.
+    pub model: Option<&'a Config>,
     /// Where `audit.json` and `steps.jsonl` go.
     pub out: Option<&'a Path>,
 }
@@ -50,27 +58,29 @@ pub struct Audited {
 ///
 /// # Errors
 /// A condition on a metric that there is not; an input that is missing, broken, of an unknown
-/// format, or whose two sides are not of the same tokens; a folder that cannot be written.
+/// format, or whose two sides are not of the same tokens; a model that cannot be read, that a
+/// record does not fit, or that the machine has no memory for; a folder that cannot be written.
 pub fn audit(asked: &Audit) -> Result<Audited> {
-    let known = gap::measures(&no_pairs(), 0.0);
-    let tags: Vec<String> = known.metrics.iter().map(|metric| metric.tag()).collect();
+    let tags = tags(asked.model.is_some());
     asked.fail_on.iter().try_for_each(|expression| expression.check_known(&tags))?;
     let mut watch = Watch::new(asked.fail_on);
     if let Some(floor) = asked.floor.filter(|floor| !(floor.is_finite() && *floor >= 0.0)) {
         bail!("--floor {floor} is not a finite number of nats from 0 on");
     }
     let Inputs { inputs, notes } = inputs(asked)?;
+    let strict = !asked.allow_unlike;
+    let model = asked.model.map(|config| Model::open(config, &inputs, strict)).transpose()?;
     let mut log = asked.out.map(create).transpose()?;
     let mut rows: Vec<StepRow> = Vec::new();
     for of_step in inputs.chunk_by(|a, b| a.step() == b.step()) {
         let floor = asked.floor.unwrap_or_else(|| floor_of(of_step));
-        let mut step = StepAudit::new(of_step[0].step(), floor);
+        let mut step = StepAudit::new(of_step[0].step(), floor, model.as_ref());
         for input in of_step {
-            step.read(input, !asked.allow_unlike)?;
+            step.read(input, strict)?;
         }
-        let row = step.finish(&mut watch);
+        let row = step.finish(&mut watch)?;
         if let Some(log) = &mut log {
-            let values = row.metrics.0.iter().map(|metric| (metric.tag(), metric.value));
+            let values = row.all_metrics().map(|metric| (metric.tag(), metric.value));
             let values: Vec<_> = values.collect();
             let values = values.iter().map(|(tag, value)| (tag.as_str(), *value));
             log.append(row.step, values)?;
@@ -115,6 +125,41 @@ impl Input {
             Self::Dump(source) => source.step,
             Self::Native { step, .. } => *step,
         }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Dump(source) => &source.path,
+            Self::Native { root, .. } => root,
+        }
+    }
+
+    fn records(&self, strict: bool) -> Result<Box<dyn Iterator<Item = Result<Record>> + '_>> {
+        Ok(match self {
+            Self::Dump(source) => {
+                let records = Records::open(source, strict)?;
+                Box::new(records.map(|record| Ok(record?.into())))
+            }
+            Self::Native { root, step } => {
+                let records = native::records(root, *step)?.into_iter().zip(1..);
+                Box::new(records.map(|(record, row)| Ok(record.in_row(row))))
+            }
+        })
+    }
+}
+
+impl From<Imported> for Record {
+    fn from(imported: Imported) -> Self {
+        let Imported { rollout, trainer_contract, line, checks } = imported;
+        Self { rollout, trainer_contract, slot: None, line, checks, is_native: false }
+    }
+}
+
+impl NativeRecord {
+    fn in_row(self, row: u64) -> Record {
+        let Self { rollout, slot, checks } = self;
+        let trainer_contract = rollout.completion.contract;
+        Record { rollout, trainer_contract, slot, line: row, checks, is_native: true }
     }
 }
 
@@ -176,6 +221,10 @@ fn create(out: &Path) -> Result<StepLog> {
     Ok(StepLog::create(&out.join("steps.jsonl"))?)
 }
 
-fn no_pairs() -> Pairs {
-    Pairs { legs: Legs::DecodeTrainer, sequences: Vec::new() }
+/// Of every metric that a step has.
+fn tags(with_model: bool) -> Vec<String> {
+    let legs = [Legs::DecodeTrainer, Legs::DecodeReference, Legs::TrainerReference];
+    let legs = &legs[..if with_model { 3 } else { 1 }];
+    let table = |&legs: &Legs| gap::measures(&Pairs { legs, sequences: Vec::new() }, 0.0);
+    legs.iter().flat_map(|legs| table(legs).metrics).map(|metric| metric.tag()).collect()
 }

@@ -7,16 +7,31 @@ use anyhow::{bail, Result};
 use serde::ser::{SerializeMap, Serializer};
 use serde::Serialize;
 
-use super::native::{self, NativeRecord};
+use super::rescore::{Model, Rescored, RescoredRow};
 use super::Input;
-use crate::base::{BlockId, JsonFloat, RequestId, Step};
+use crate::base::{BlockId, Contract, JsonFloat, RequestId, Step};
 use crate::gap::{self, Evidence, Finding, Gauge, Legs, Metric, Pairs, WorstToken};
-use crate::rollout::import::{Checks, ImportError, Records, Source};
+use crate::rollout::import::{Checks, ImportError};
 use crate::rollout::Rollout;
 use crate::run::fail_on::Watch;
+use crate::run::score;
+
+/// One record, wherever it stood.
+pub(super) struct Record {
+    pub(super) rollout: Rollout,
+    /// Of what its trainer's side is.
+    pub(super) trainer_contract: Contract,
+    /// Its first state block, where that is known.
+    pub(super) slot: Option<BlockId>,
+    /// Counted from 1; of a run's folder the row.
+    pub(super) line: u64,
+    pub(super) checks: Checks,
+    /// Whether it says what its engine did, so that a verdict may ask for its tokens.
+    pub(super) is_native: bool,
+}
 
 /// A step while its files are read.
-pub(super) struct StepAudit {
+pub(super) struct StepAudit<'a> {
     step: Step,
     /// Nats.
     floor: f64,
@@ -29,6 +44,10 @@ pub(super) struct StepAudit {
     files: Vec<PathBuf>,
     /// Where each record stands: which file, and which line of it.
     places: HashMap<RequestId, (usize, u64)>,
+    /// Where a model is at hand.
+    rescored: Option<Rescored<'a>>,
+    /// Read, and not measured yet: what is rescored at once.
+    waiting: Vec<Record>,
 }
 
 /// What is left of a step.
@@ -41,6 +60,8 @@ pub(super) struct StepRow {
     pub(super) findings: Vec<Finding>,
     pub(super) worst: Vec<Worst>,
     pub(super) metrics: Metrics,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rescored: Option<RescoredRow>,
 }
 
 /// One token of the largest gap, and where it stands.
@@ -61,8 +82,8 @@ pub(super) struct Worst {
 /// An object of tags and values; absent is null, non-finite is a string.
 pub(super) struct Metrics(pub(super) Vec<Metric>);
 
-impl StepAudit {
-    pub(super) fn new(step: Step, floor: f64) -> Self {
+impl<'a> StepAudit<'a> {
+    pub(super) fn new(step: Step, floor: f64, model: Option<&'a Model>) -> Self {
         Self {
             step,
             floor,
@@ -72,51 +93,32 @@ impl StepAudit {
             rollouts: Vec::new(),
             files: Vec::new(),
             places: HashMap::new(),
+            rescored: model.map(|model| Rescored::new(model, floor)),
+            waiting: Vec::new(),
         }
     }
 
-    /// `strict` refuses two sides of unlike temperature or mode.
+    /// `strict` refuses two sides of unlike temperature, filters or mode.
     pub(super) fn read(&mut self, input: &Input, strict: bool) -> Result<()> {
-        match input {
-            Input::Dump(source) => self.read_dump(source, strict),
-            Input::Native { root, step } => {
-                self.files.push(root.clone());
-                for (record, row) in native::records(root, *step)?.into_iter().zip(1..) {
-                    let NativeRecord { rollout, slot, checks } = record;
-                    self.add(&rollout, slot, row, &checks)?;
-                    self.rollouts.push(rollout);
-                }
-                Ok(())
-            }
-        }
-    }
-
-    fn read_dump(&mut self, source: &Source, strict: bool) -> Result<()> {
-        self.files.push(source.path.clone());
+        self.files.push(input.path().to_owned());
         let mut last = None;
-        for record in Records::open(source, strict)? {
-            let record = record?;
-            let mut checks = record.checks;
+        for record in input.records(strict)? {
+            let mut record = record?;
             let id = record.rollout.completion.id;
-            checks.out_of_order = u64::from(last.is_some_and(|last| id < last));
+            record.checks.out_of_order = u64::from(last.is_some_and(|last| id < last));
             last = last.max(Some(id));
-            self.add(&record.rollout, None, record.line, &checks)?;
-            self.rollouts.push(without_tokens(record.rollout));
+            self.take(record)?;
         }
-        match last {
-            Some(_) => Ok(()),
-            None => Err(ImportError::Empty { path: source.path.clone() }.into()),
+        match (last, input) {
+            (None, Input::Dump(source)) => {
+                Err(ImportError::Empty { path: source.path.clone() }.into())
+            }
+            _ => Ok(()),
         }
     }
 
-    fn add(
-        &mut self,
-        rollout: &Rollout,
-        slot: Option<BlockId>,
-        line: u64,
-        checks: &Checks,
-    ) -> Result<()> {
-        let id = rollout.completion.id;
+    fn take(&mut self, record: Record) -> Result<()> {
+        let (id, line) = (record.rollout.completion.id, record.line);
         let file = self.files.len() - 1;
         if let Some((first, at)) = self.places.insert(id, (file, line)) {
             bail!(
@@ -125,17 +127,40 @@ impl StepAudit {
                 self.files[first].display()
             );
         }
-        let pairs = gap::pair(std::slice::from_ref(rollout), Legs::DecodeTrainer)?;
-        for mut sequence in pairs.sequences {
-            sequence.slot = sequence.slot.or(slot);
-            self.gauge.add(&sequence);
-            self.pairs.sequences.push(sequence.landmarks(self.floor));
+        self.checks.add(&record.checks);
+        let longest = self.waiting.iter().chain([&record]).map(Record::len).max().unwrap_or(0);
+        if self.rescored.is_none() || !score::fit(self.waiting.len() + 1, longest) {
+            self.measure_waiting()?;
         }
-        self.checks.add(checks);
+        self.waiting.push(record);
         Ok(())
     }
 
-    pub(super) fn finish(self, watch: &mut Watch) -> StepRow {
+    fn measure_waiting(&mut self) -> Result<()> {
+        let mut records = std::mem::take(&mut self.waiting);
+        let gaps: Vec<Option<f64>> =
+            records.iter().map(|record| self.measure(record)).collect::<Result<_>>()?;
+        if let Some(rescored) = &mut self.rescored {
+            rescored.add(&mut records, &gaps)?;
+        }
+        self.rollouts.extend(records.into_iter().map(Record::measured));
+        Ok(())
+    }
+
+    /// The record's largest |d|.
+    fn measure(&mut self, record: &Record) -> Result<Option<f64>> {
+        let pairs = gap::pair(std::slice::from_ref(&record.rollout), Legs::DecodeTrainer)?;
+        let mut sequence = pairs.sequences.into_iter().next().expect("one of one record");
+        sequence.slot = sequence.slot.or(record.slot);
+        self.gauge.add(&sequence);
+        self.pairs.sequences.push(sequence.landmarks(self.floor));
+        Ok(sequence.gap())
+    }
+
+    pub(super) fn finish(mut self, watch: &mut Watch) -> Result<StepRow> {
+        self.measure_waiting()?;
+        let told = self.rescored.as_ref().and_then(Rescored::finish);
+        let (rescored, mode) = told.map_or((None, None), |told| (Some(told.row), told.mode));
         // A shift of them all shows whatever the floor is.
         let of_all = self.gauge.shift();
         let table = self.gauge.table();
@@ -148,19 +173,22 @@ impl StepAudit {
             tensors: &[],
             state: None,
             index_bits: None,
+            mode: mode.as_ref(),
         });
-        let value = |tag: &str| table.metrics.iter().find(|metric| metric.tag() == tag)?.value;
-        let found: Vec<&Finding> = findings.iter().collect();
-        watch.look(&format!("step {}", self.step), value, &found);
         let worst = self.gauge.worst().iter().filter(|token| token.gap > 0.0);
-        StepRow {
+        let row = StepRow {
             step: self.step,
             floor: self.floor,
             worst: worst.map(|token| self.worst(token)).collect(),
             checks: self.checks,
             findings,
             metrics: Metrics(table.metrics),
-        }
+            rescored,
+        };
+        let value = |tag: &str| row.all_metrics().find(|metric| metric.tag() == tag)?.value;
+        let found: Vec<&Finding> = row.findings.iter().collect();
+        watch.look(&format!("step {}", row.step), value, &found);
+        Ok(row)
     }
 
     fn worst(&self, token: &WorstToken) -> Worst {
@@ -174,6 +202,34 @@ impl StepAudit {
             infer: f64::from(token.paired.infer.get()),
             train: f64::from(token.paired.train.get()),
         }
+    }
+}
+
+impl Record {
+    fn len(&self) -> usize {
+        let completion = &self.rollout.completion;
+        completion.prompt.len() + completion.tokens.len()
+    }
+
+    /// What the verdict asks of it: of one that says nothing of its engine, no token.
+    fn measured(self) -> Rollout {
+        let mut rollout = self.rollout;
+        if !self.is_native {
+            rollout.completion.prompt = Vec::new();
+            rollout.completion.tokens = Vec::new();
+            rollout.loss_mask = Vec::new();
+            rollout.trainer = Some(Vec::new());
+            rollout.reference = None;
+        }
+        rollout
+    }
+}
+
+impl StepRow {
+    /// The gap's own, then those of each side against the model at hand.
+    pub(super) fn all_metrics(&self) -> impl Iterator<Item = &Metric> {
+        let sides = self.rescored.iter().flat_map(|rescored| &rescored.sides);
+        self.metrics.0.iter().chain(sides.flat_map(|side| &side.metrics.0))
     }
 }
 
@@ -195,15 +251,6 @@ impl Serialize for Metrics {
 
 fn float<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     JsonFloat(*value).serialize(serializer)
-}
-
-/// What the verdict asks of a record that says nothing of its engine.
-fn without_tokens(mut rollout: Rollout) -> Rollout {
-    rollout.completion.prompt = Vec::new();
-    rollout.completion.tokens = Vec::new();
-    rollout.loss_mask = Vec::new();
-    rollout.trainer = Some(Vec::new());
-    rollout
 }
 
 /// How a place reads in a message.

@@ -2,9 +2,10 @@
 
 use std::fmt::{self, Write};
 
+use super::rescore::{RescoredRow, SideRow};
 use super::step::{place, StepRow, Worst};
 use super::Report;
-use crate::gap::HEADLINES;
+use crate::gap::{FindingKind, Legs, Opinion, HEADLINES};
 use crate::rollout::import::{Checks, SideChecks};
 
 /// Shown beside the headlines.
@@ -51,6 +52,18 @@ fn step(text: &mut String, row: &StepRow) -> fmt::Result {
     for finding in &row.findings {
         writeln!(text, "  finding   {}: {}", finding.kind.name(), finding.message)?;
     }
+    let unexplained = row.findings.iter().any(|found| found.kind == FindingKind::Unexplained);
+    let unsure = row.checks.unknown_contracts + row.checks.unlike_contracts > 0;
+    if unexplained && unsure && row.rescored.is_none() {
+        writeln!(
+            text,
+            "  note      whether a temperature or filter of one side explains it cannot be told \
+             from the sampled tokens' log-probabilities alone; --model DIR tries it on all logits"
+        )?;
+    }
+    if let Some(rescored) = &row.rescored {
+        self::rescored(text, row, rescored)?;
+    }
     if compared == 0.0 {
         return writeln!(text, "  no data");
     }
@@ -66,6 +79,72 @@ fn step(text: &mut String, row: &StepRow) -> fmt::Result {
             "  worst     {request} ({}), completion index {index}, token {token_id}: infer \
              {infer}, train {train}",
             place(file, *line)
+        )?;
+    }
+    Ok(())
+}
+
+/// Both sides and the model: who agrees with whom.
+fn rescored(text: &mut String, row: &StepRow, rescored: &RescoredRow) -> fmt::Result {
+    let title = ["three-way", "tokens", "mean |d|", "max |d|", "k3 mean"];
+    let [name, columns @ ..] = title;
+    let line = |text: &mut String, name: &str, columns: [String; 4]| {
+        let [n, mean, max, k3] = columns;
+        writeln!(text, "  {name:<22}{n:>10}{mean:>14}{max:>14}{k3:>14}")
+    };
+    line(text, name, columns.map(str::to_owned))?;
+    let sides = rescored.sides.iter().map(|side| (pair_name(side.legs), &side.metrics));
+    for (name, metrics) in [("engine / trainer", &row.metrics)].into_iter().chain(sides) {
+        let value = |name| metrics.value(name);
+        let nats = |name| value(name).map_or("no data".to_owned(), |nats| format!("{nats:.4e}"));
+        let n = value("n_tokens").unwrap_or(0.0).to_string();
+        let [mean, max, k3] = ["logp_abs_diff_mean", "logp_abs_diff_max", "k3_mean"].map(nats);
+        line(text, name, [n, mean, max, k3])?;
+    }
+    for side in &rescored.sides {
+        self::side(text, side)?;
+    }
+    for one in &rescored.opinions {
+        write!(text, "  opinion   {}: {}", counted(one.requests_total, "record"), one.opinion)?;
+        match (one.opinion, one.requests.as_slice()) {
+            (Opinion::AllAgree, _) | (_, []) => writeln!(text)?,
+            (_, [first, ..]) => writeln!(text, "; first {first}")?,
+        }
+    }
+    Ok(())
+}
+
+fn pair_name(legs: Legs) -> &'static str {
+    match legs {
+        Legs::DecodeReference => "engine / rescored",
+        _ => "trainer / rescored",
+    }
+}
+
+fn side(text: &mut String, side: &SideRow) -> fmt::Result {
+    let name = side.legs.infer().name();
+    if let Some(refit) = &side.refit {
+        let (n, stated, found) =
+            (counted(refit.tokens as u64, "token"), side.stated, refit.contract);
+        let (before, after) = (refit.before, refit.after);
+        let verdict = if side.holds { "fits" } else { "does not fit the rest" };
+        write!(
+            text,
+            "  refit     {name}: stated {stated:.3}, mean |d| {before:.4e}; from the logits of {n} \
+             {found:.3}, mean |d| {after:.4e}, {verdict}"
+        )?;
+        match refit.kept_mass {
+            Some(mass) => writeln!(text, "; it keeps a mass of {mass:.4}, ln {:.4}", mass.ln())?,
+            None => writeln!(text)?,
+        }
+    }
+    if let Some((request, index)) = side.first_removed {
+        writeln!(
+            text,
+            "  removed   {name}: {} outside what {:.3} keeps by the model, so without a \
+             log-probability and not compared; first {request}, completion index {index}",
+            counted(side.removed, "sampled token"),
+            side.contract
         )?;
     }
     Ok(())
@@ -99,6 +178,7 @@ fn checks(text: &mut String, checks: &Checks) -> fmt::Result {
         (checks.first_tokens, "token", "left out: the first of a text has no log-probability"),
         (checks.out_of_order, "record", "behind one with a higher id"),
         (checks.unknown_contracts, "record", "without temperature and mode: taken to be alike"),
+        (checks.unlike_contracts, "record", "of unlike temperature, filters or mode: as asked"),
     ] {
         if count > 0 {
             writeln!(text, "  note      {} {what}", counted(count, of))?;

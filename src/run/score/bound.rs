@@ -8,6 +8,7 @@ use std::fmt;
 
 use anyhow::{ensure, Result};
 
+use super::{BATCH_SEQUENCES, BATCH_TOKENS};
 use crate::config::{Config, Leg};
 use crate::engine::{self, Runner};
 use crate::model::{Plan, TensorSpec, UnitSpec};
@@ -20,7 +21,7 @@ const CANDLE_STAGES: u64 = 6;
 
 /// Upper bounds in bytes, beside the program itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bound {
+pub(in crate::run) struct Bound {
     pub weights: u64,
     /// The activations of the widest layer over one batch.
     pub layer: u64,
@@ -31,7 +32,7 @@ pub(super) struct Bound {
 
 /// The most that is ever scored at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Largest {
+pub(in crate::run) struct Largest {
     /// Of one batch, every sequence taken to be as long as its longest.
     pub tokens: usize,
     pub sequences: usize,
@@ -39,8 +40,21 @@ pub(super) struct Largest {
     pub longest: usize,
 }
 
+impl Largest {
+    /// Of batches whose longest sequence, of all of them, has so many tokens.
+    pub(in crate::run) fn with(longest: usize) -> Self {
+        let sequences = (BATCH_TOKENS / longest.max(1)).clamp(1, BATCH_SEQUENCES);
+        Self { tokens: longest.max(BATCH_TOKENS), sequences, longest }
+    }
+}
+
 impl Bound {
-    pub(super) fn of(plan: &Plan, config: &Config, leg: Leg, largest: Largest) -> Result<Self> {
+    pub(in crate::run) fn of(
+        plan: &Plan,
+        config: &Config,
+        leg: Leg,
+        largest: Largest,
+    ) -> Result<Self> {
         let Largest { tokens, sequences, longest } = largest;
         let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
         let cache = match leg {
@@ -76,7 +90,7 @@ impl Bound {
 
     /// # Errors
     /// A machine that says it has less available. One that does not say is believed.
-    pub(super) fn check(&self, available: Option<u64>) -> Result<()> {
+    pub(in crate::run) fn check(&self, available: Option<u64>) -> Result<()> {
         let needed = self.total();
         ensure!(
             available.is_none_or(|available| needed <= available),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::base::TokenId;
+use crate::model::HfConfig;
 use crate::trainer::Sequence;
 
 /// A line is held in memory whole; this is some two million tokens.
@@ -31,10 +32,31 @@ pub(super) struct Request {
 
 /// What a model takes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(in crate::run) struct Limits {
     pub vocab: usize,
     /// The model's `max_position_embeddings`, where it has any.
     pub max_tokens: Option<usize>,
+}
+
+impl Limits {
+    pub(in crate::run) fn of(config: &HfConfig) -> Self {
+        Self { vocab: config.vocab_size, max_tokens: config.max_position_embeddings }
+    }
+
+    /// # Errors
+    /// More tokens than the model has positions, or one outside its vocabulary.
+    pub(in crate::run) fn check(self, tokens: &[TokenId]) -> Result<(), Problem> {
+        let Self { vocab, max_tokens } = self;
+        if let Some(max) = max_tokens.filter(|&max| tokens.len() > max) {
+            return Err(Problem::TooManyTokens { len: tokens.len(), max });
+        }
+        match tokens.iter().position(|token| token.index() >= vocab) {
+            Some(position) => {
+                Err(Problem::OutsideVocabulary { token: tokens[position], position, vocab })
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// The requests of a file, in order. Empty lines are skipped.
@@ -56,7 +78,7 @@ pub(super) enum InputError {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Problem {
+pub(in crate::run) enum Problem {
     #[error("the line is over {limit} bytes, which is as much as is held in memory")]
     TooLong { limit: u64 },
     #[error(
@@ -172,14 +194,8 @@ fn sequence(
     if len == 0 {
         return Err(Problem::NoTokens);
     }
-    if let Some(max) = limits.max_tokens.filter(|&max| len > max) {
-        return Err(Problem::TooManyTokens { len, max });
-    }
     let tokens: Vec<TokenId> = ids.into_iter().map(TokenId::new).collect();
-    if let Some(position) = tokens.iter().position(|token| token.index() >= limits.vocab) {
-        let (token, vocab) = (tokens[position], limits.vocab);
-        return Err(Problem::OutsideVocabulary { token, position, vocab });
-    }
+    limits.check(&tokens)?;
     if len == 1 {
         return Err(Problem::OneToken);
     }

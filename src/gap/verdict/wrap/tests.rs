@@ -35,6 +35,7 @@ fn judge(records: &[Rollout], state: Option<StateView>, index_bits: Option<u32>)
         tensors: &[],
         state,
         index_bits,
+        mode: None,
     })
 }
 
@@ -339,6 +340,7 @@ fn only_decoded_tokens_can_show_a_wrap() {
                 tensors: &[],
                 state,
                 index_bits,
+                mode: None,
             };
             let named = kinds(&verdict(&evidence)) == [FindingKind::AddressWrap];
             assert_eq!(named, legs == Legs::DecodeTrainer, "{}", legs.name());

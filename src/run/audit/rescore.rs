@@ -1,0 +1,354 @@
+//! A third opinion beside the two that a record holds: the same tokens by a model at hand, through
+//! the trainer's forward.
+//!
+//! Each side is rescored under what its record states. Where that leaves a gap, a temperature or a
+//! filter is sought that does not, from the logits of a step's first batch; what is found is then
+//! held against every token of the step, beside what was stated.
+
+mod row;
+
+use std::collections::{BTreeMap, HashSet};
+
+use anyhow::{Context, Result};
+
+use self::row::{OpinionRow, RefitRow};
+pub(super) use self::row::{RescoredRow, SideRow};
+use super::step::{Metrics, Record};
+use super::Input;
+use crate::base::{CompletionIndex, Contract, LogProb, RequestId, TokenId};
+use crate::config::{Config, Leg};
+use crate::gap::{self, Gauge, Legs, Opinion, Refit, Row, UnlikeMode, REFIT_LEAVES};
+use crate::ops::array::Device;
+use crate::ops::sampling::Sampler;
+use crate::rollout::{LegLogProbs, Rollout};
+use crate::run::memory::available_bytes;
+use crate::run::parts;
+use crate::run::score::{Bound, Largest, Limits};
+use crate::trainer::{Sequence, Trainer};
+
+/// Rows of logits that a search takes.
+const ROWS: usize = 64;
+/// Bytes that it takes a logit: the row, sorted, and what its largest ones weigh together.
+const ROW_BYTES: u64 = 4 + 4 + 8;
+/// Two temperatures are one if they differ by less.
+const SAME_TEMPERATURE: f32 = 0.02;
+
+/// The model at hand.
+pub(super) struct Model {
+    trainer: Trainer,
+}
+
+impl Model {
+    /// Reads the inputs once before anything is computed: every record's ids and length are held
+    /// against the model, and the longest one against the machine's memory.
+    pub(super) fn open(config: &Config, inputs: &[Input], strict: bool) -> Result<Self> {
+        let plan = parts::plan(config)?;
+        let longest = longest(inputs, strict, Limits::of(&plan.config))?;
+        let mut bound = Bound::of(&plan, config, Leg::Trainer, Largest::with(longest))?;
+        bound.logits += (ROWS * plan.config.vocab_size) as u64 * ROW_BYTES;
+        bound.check(available_bytes())?;
+        let (plan, master) = parts::weights(config)?;
+        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master);
+        Ok(Self { trainer })
+    }
+}
+
+fn longest(inputs: &[Input], strict: bool, limits: Limits) -> Result<usize> {
+    let mut longest = 0;
+    for input in inputs {
+        for record in input.records(strict)? {
+            let record = record?;
+            let tokens = tokens(&record.rollout);
+            longest = longest.max(tokens.len());
+            limits.check(&tokens).with_context(|| {
+                let id = record.rollout.completion.id;
+                format!("{}, line {}: record {id}", input.path().display(), record.line)
+            })?;
+        }
+    }
+    Ok(longest)
+}
+
+fn tokens(rollout: &Rollout) -> Vec<TokenId> {
+    let completion = &rollout.completion;
+    completion.prompt.iter().copied().chain(completion.token_ids()).collect()
+}
+
+/// One step's.
+pub(super) struct Rescored<'a> {
+    model: &'a Model,
+    /// Nats.
+    floor: f64,
+    /// From the first batch on that has a token to compare.
+    sides: Option<[Side; 2]>,
+    requests: Vec<Request>,
+}
+
+/// One side of the records against the model.
+struct Side {
+    /// This side first.
+    legs: Legs,
+    /// By the step's first record.
+    stated: Contract,
+    found: Option<Refit>,
+    /// Under what each record states, and under what was found.
+    under: Vec<Under>,
+}
+
+/// The comparison under one contract a record.
+struct Under {
+    gauge: Gauge,
+    removed: u64,
+    first_removed: Option<(RequestId, CompletionIndex)>,
+}
+
+/// The largest |d| of one record; `None` where nothing was compared.
+struct Request {
+    id: RequestId,
+    between_sides: Option<f64>,
+    /// Of each side, under each of [`Side::under`].
+    to_model: [Vec<Option<f64>>; 2],
+}
+
+impl<'a> Rescored<'a> {
+    pub(super) fn new(model: &'a Model, floor: f64) -> Self {
+        Self { model, floor, sides: None, requests: Vec::new() }
+    }
+
+    /// Adds records, each with the largest |d| between its two sides.
+    pub(super) fn add(&mut self, records: &mut [Record], between: &[Option<f64>]) -> Result<()> {
+        let scored = records.iter().enumerate().filter_map(|(i, one)| Some((i, one.sequence()?)));
+        let (scored, sequences): (Vec<usize>, Vec<Sequence>) = scored.unzip();
+        let of_sequences: Vec<&Record> = scored.iter().map(|&i| &records[i]).collect();
+        if self.sides.is_none() {
+            self.sides = sides(self.model, &of_sequences, &sequences, self.floor)?;
+        }
+        let Some(sides) = &mut self.sides else { return Ok(()) };
+        let contracts: Vec<Vec<Contract>> =
+            of_sequences.iter().map(|record| contracts(sides, record)).collect();
+        let scores = self.model.trainer.map_logits(&sequences, |seen| {
+            log_probs(seen.logits, seen.token, &contracts[seen.sequence])
+        })?;
+        for ((&at, scores), contracts) in scored.iter().zip(&scores).zip(&contracts) {
+            let rollout = &mut records[at].rollout;
+            let mut column = 0;
+            let to_model = sides.each_mut().map(|side| {
+                let legs = side.legs;
+                let add = |under: &mut Under| {
+                    let values = scores.iter().map(|row| row[column]);
+                    let gap = under.add(rollout, legs, values, &contracts[column]);
+                    column += 1;
+                    gap
+                };
+                side.under.iter_mut().map(add).collect()
+            });
+            let id = rollout.completion.id;
+            self.requests.push(Request { id, between_sides: between[at], to_model });
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(&self) -> Option<Told> {
+        let rows = self.sides.as_ref()?.each_ref().map(Side::finish);
+        let [engine, trainer] = &rows;
+        let unlike = !is_near(&engine.contract, &trainer.contract);
+        let mut opinions: BTreeMap<Opinion, Vec<RequestId>> = BTreeMap::new();
+        let mut explained = HashSet::new();
+        for request in &self.requests {
+            let to_model = |side: usize| request.to_model[side][usize::from(rows[side].holds)];
+            let (Some(between), Some(decode), Some(train)) =
+                (request.between_sides, to_model(0), to_model(1))
+            else {
+                continue;
+            };
+            // Two distributions differ with nobody at fault if each is the model's own.
+            if unlike && decode <= self.floor && train <= self.floor {
+                explained.insert(request.id);
+            } else {
+                let opinion = gap::second_opinion(between, decode, train, self.floor);
+                opinions.entry(opinion).or_default().push(request.id);
+            }
+        }
+        let message = format!(
+            "by the model's logits the {} side's log-probabilities are {}, the {} side's {}",
+            gap::Leg::Decode.name(),
+            engine.told(),
+            gap::Leg::Trainer.name(),
+            trainer.told(),
+        );
+        let opinions = opinions.into_iter().map(OpinionRow::new).collect();
+        let mode = (unlike && !explained.is_empty())
+            .then_some(UnlikeMode { message, requests: explained });
+        Some(Told { row: RescoredRow { sides: rows.into(), opinions }, mode })
+    }
+}
+
+/// What a step's rescoring has to say.
+pub(super) struct Told {
+    pub(super) row: RescoredRow,
+    pub(super) mode: Option<UnlikeMode>,
+}
+
+impl Side {
+    fn finish(&self) -> SideRow {
+        let tables: Vec<gap::Table> = self.under.iter().map(|one| one.gauge.table()).collect();
+        let mean = |at: usize| tables.get(at)?.value("logp_abs_diff_mean");
+        let refit = self.found.zip(mean(0).zip(mean(1))).map(|(found, (before, after))| RefitRow {
+            contract: found.contract,
+            tokens: found.tokens,
+            before,
+            after,
+            kept_mass: found.kept_mass,
+        });
+        let holds = refit.as_ref().is_some_and(|refit| {
+            refit.after <= REFIT_LEAVES * refit.before
+                && self.under[1].removed <= self.under[0].removed
+        });
+        let contract = match &refit {
+            Some(refit) if holds => refit.contract,
+            _ => self.stated,
+        };
+        let Under { removed, first_removed, .. } = self.under[usize::from(holds)];
+        let metrics = Metrics(tables[usize::from(holds)].metrics.clone());
+        let (legs, stated) = (self.legs, self.stated);
+        SideRow { legs, stated, contract, holds, refit, removed, first_removed, metrics }
+    }
+}
+
+impl Under {
+    fn new(legs: Legs, floor: f64) -> Self {
+        Self { gauge: Gauge::new(legs, floor), removed: 0, first_removed: None }
+    }
+
+    /// Compares a record with the model's `values` of its last tokens; the largest |d|.
+    fn add(
+        &mut self,
+        rollout: &mut Rollout,
+        legs: Legs,
+        values: impl ExactSizeIterator<Item = LogProb>,
+        contract: &Contract,
+    ) -> Option<f64> {
+        let request = rollout.completion.id;
+        let filters = !contract.scores_raw_logits() && contract.has_filters();
+        // The first token of a text is not predicted.
+        let skipped = rollout.completion.tokens.len() - values.len();
+        let mut leg: LegLogProbs = vec![None; skipped];
+        for (logp, at) in values.zip(skipped..) {
+            let is_removed = filters && logp.get() == f32::NEG_INFINITY;
+            leg.push((!is_removed).then_some(logp));
+            if is_removed && rollout.loss_mask[at] {
+                let index = u32::try_from(at).expect("a completion is shorter than 2^32 tokens");
+                self.removed += 1;
+                self.first_removed.get_or_insert((request, CompletionIndex::new(index)));
+            }
+        }
+        rollout.reference = Some(leg);
+        let pairs = gap::pair(std::slice::from_ref(rollout), legs);
+        let sequence = pairs.expect("one value a token").sequences.remove(0);
+        self.gauge.add(&sequence);
+        sequence.gap()
+    }
+}
+
+impl Record {
+    /// What there is to rescore; nothing without a token that others stand before.
+    fn sequence(&self) -> Option<Sequence> {
+        let tokens = tokens(&self.rollout);
+        let prompt_len = self.rollout.completion.prompt.len().max(1);
+        (prompt_len < tokens.len()).then_some(Sequence { tokens, prompt_len })
+    }
+
+    /// This side's contract.
+    fn contract(&self, legs: Legs) -> Contract {
+        match legs {
+            Legs::DecodeReference => self.rollout.completion.contract,
+            _ => self.trainer_contract,
+        }
+    }
+
+    fn value(&self, legs: Legs, at: usize) -> LogProb {
+        let trainer = || self.rollout.trainer.as_ref().and_then(|values| values[at]);
+        match legs {
+            Legs::DecodeReference => self.rollout.completion.tokens[at].logp,
+            _ => trainer().unwrap_or(LogProb::new(f32::NAN)),
+        }
+    }
+}
+
+/// Both sides, once there is a token to compare, with what the logits tell of them.
+fn sides(
+    model: &Model,
+    records: &[&Record],
+    sequences: &[Sequence],
+    floor: f64,
+) -> Result<Option<[Side; 2]>> {
+    let Some(first) = records.first() else { return Ok(None) };
+    let legs = [Legs::DecodeReference, Legs::TrainerReference];
+    let is_like_first =
+        |record: &Record| legs.iter().all(|&legs| record.contract(legs) == first.contract(legs));
+    // Completion indices that are counted, with their place among the predictions.
+    let counted = |(i, record): (usize, &&Record)| {
+        let skipped = usize::from(record.rollout.completion.prompt.is_empty());
+        let mask = record.rollout.loss_mask.iter().enumerate().skip(skipped);
+        let mask = mask.filter(|&(_, &counted)| counted && is_like_first(record));
+        mask.map(|(at, _)| (i, at - skipped, at)).collect::<Vec<_>>()
+    };
+    let all: Vec<(usize, usize, usize)> = records.iter().enumerate().flat_map(counted).collect();
+    if all.is_empty() {
+        return Ok(None);
+    }
+    let apart = all.len().div_ceil(ROWS);
+    let chosen: BTreeMap<(usize, usize), usize> =
+        all.into_iter().step_by(apart).map(|(i, index, at)| ((i, index), at)).collect();
+    let seen = model.trainer.map_logits(sequences, |seen| {
+        let at = *chosen.get(&(seen.sequence, seen.index))?;
+        Some((seen.sequence, at, seen.token, seen.logits.to_vec()))
+    })?;
+    let seen: Vec<_> = seen.into_iter().flatten().flatten().collect();
+    Ok(Some(legs.map(|legs| {
+        let value = |i: usize, at| records[i].value(legs, at);
+        let rows = seen.iter().map(|&(i, at, token, ref logits)| Row {
+            logits,
+            token,
+            logp: value(i, at),
+        });
+        let stated = first.contract(legs);
+        let found = gap::refit(&rows.collect::<Vec<_>>(), &stated);
+        let under = (0..1 + usize::from(found.is_some())).map(|_| Under::new(legs, floor));
+        Side { legs, stated, found, under: under.collect() }
+    })))
+}
+
+/// Of each side, what a record states, and what was found in its place.
+fn contracts(sides: &[Side; 2], record: &Record) -> Vec<Contract> {
+    let of_side = |side: &Side| {
+        let stated = record.contract(side.legs);
+        let found = side.found.map(|found| match stated == side.stated {
+            true => found.contract,
+            false => stated,
+        });
+        [Some(stated), found].into_iter().flatten().collect::<Vec<_>>()
+    };
+    sides.iter().flat_map(of_side).collect()
+}
+
+/// Under each contract; like ones are computed once.
+fn log_probs(logits: &[f32], token: TokenId, contracts: &[Contract]) -> Vec<LogProb> {
+    let mut sampler = Sampler::default();
+    let mut found: Vec<LogProb> = Vec::with_capacity(contracts.len());
+    for (i, contract) in contracts.iter().enumerate() {
+        let before = contracts[..i].iter().position(|before| before.is_like(contract));
+        found.push(match before {
+            Some(before) => found[before],
+            None => sampler.log_prob(logits, token, contract),
+        });
+    }
+    found
+}
+
+/// Whether two contracts are one, to what a search can tell.
+fn is_near(a: &Contract, b: &Contract) -> bool {
+    let near = (a.temperature / b.temperature).ln().abs() < SAME_TEMPERATURE;
+    a.is_like(b) || (near && a.is_like(&Contract { temperature: a.temperature, ..*b }))
+}
