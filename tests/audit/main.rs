@@ -4,6 +4,7 @@
 mod common;
 mod dump;
 mod faults;
+mod figures;
 mod golden;
 mod native;
 mod rescored;

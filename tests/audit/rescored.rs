@@ -188,17 +188,61 @@ fn golden_rows(folder: &TempDir, model: &str) -> Vec<(Vec<u32>, Vec<f64>)> {
         .into_iter()
         .map(|row| row.iter().map(|token| token.get()).collect())
         .collect();
+    let logps = scored(folder, &fixture(model), &rows);
+    rows.into_iter().zip(logps).collect()
+}
+
+/// What `score` prints of rows of tokens.
+fn scored(folder: &TempDir, model: &Path, rows: &[Vec<u32>]) -> Vec<Vec<f64>> {
     let line = |row: &Vec<u32>| format!("{}\n", json!({"id": 0, "token_ids": row}));
     let input = write(folder.path(), "in.jsonl", &rows.iter().map(line).collect::<String>());
     let mut command = gapscope();
-    command.args(["score", "--input", path(&input), "--model", path(&fixture(model))]);
+    command.args(["score", "--input", path(&input), "--model", path(model)]);
     let scored = command.assert().success().get_output().stdout.clone();
     let scored = String::from_utf8(scored).expect("UTF-8");
-    let logps = scored.lines().map(|line| -> Vec<f64> {
+    let numbers = |line: &str| -> Vec<f64> {
         let line: Value = serde_json::from_str(line).expect("an object a line");
         serde_json::from_value(line["logprobs"].clone()).expect("numbers")
-    });
-    rows.into_iter().zip(logps).collect()
+    };
+    scored.lines().map(numbers).collect()
+}
+
+/// A hybrid whose engine is corrupt (NVIDIA-NeMo/RL#2141): against its own prefill's factor of
+/// 322.5, 313.1 between engine and trainer, and 1.031 between trainer and prefill. Here the model
+/// at hand stands for the prefill.
+#[test]
+fn three_published_factors_are_the_three_of_a_table() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = known_logits(&folder, &[0.0, 0.0]);
+    let ours = scored(&folder, &model, &[vec![0, 1]])[0][0] as f32;
+    let (decode, healthy) = (ours - 322.5_f32.ln(), 1.031_f32.ln());
+    let train: Vec<f32> =
+        (0..66).map(|i| if i == 7 { ours + healthy } else { ours - healthy }).collect();
+    let wide: Vec<f64> = train.iter().map(|&logp| f64::from(logp)).collect();
+    let line = record(0, &[1; 66], &[f64::from(decode); 66], &wide, "");
+    let dump = write(folder.path(), "step_3/rank_0.jsonl", &line);
+    let args = ["--rollouts", path(&dump), "--model", path(&model)];
+    let (text, audit) = audited(folder.path(), &args);
+    let step = &audit["steps"][0];
+    let factor = |a: &dyn Fn(usize) -> f32, b: &dyn Fn(usize) -> f32| {
+        (0..66).map(|i| (f64::from(a(i)) - f64::from(b(i))).abs().exp()).sum::<f64>() / 66.0
+    };
+    let (decode, trainer, ours) = (|_| decode, |i: usize| train[i], |_| ours);
+    let sides = &step["rescored"]["sides"];
+    let of_side = |side: usize, legs: &str| {
+        sides[side]["metrics"][format!("gap_detail/{legs}/token_mult_prob_error")].clone()
+    };
+    for (found, expected, digits) in [
+        (step["metrics"]["gap/token_mult_prob_error"].clone(), factor(&decode, &trainer), "313.1"),
+        (of_side(0, "decode_reference"), factor(&decode, &ours), "322.5"),
+        (of_side(1, "trainer_reference"), factor(&trainer, &ours), "1.031"),
+    ] {
+        close(digits, &found, expected, 1e-9 * expected);
+        let places = digits.split('.').nth(1).expect("a point").len();
+        assert_eq!(format!("{expected:.places$}"), digits);
+    }
+    let said = "1 record: the model agrees with the trainer side, not with the rollout side";
+    assert!(text.contains(said), "{text}");
 }
 
 /// Of the fixture: a record that both sides and the model agree on, one of a wrong engine, one of a
