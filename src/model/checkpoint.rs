@@ -1,7 +1,7 @@
 //! Model folders: `config.json`, `generation_config.json`, and the weights in `model.safetensors`
 //! or in the shards that `model.safetensors.index.json` names. Nothing is globbed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::root::HEAD;
 use super::shard::Shard;
-use super::{HfConfig, ModelError, Plan, Preset, TensorSpec};
+use super::{FeedForwardKind, HfConfig, ModelError, Plan, Preset, TensorSpec, UnitSpec};
 
 pub(super) const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -43,11 +43,12 @@ pub fn load_plan(folder: &Path) -> Result<Plan, ModelError> {
 pub fn load_master(folder: &Path) -> Result<(Plan, Vec<Vec<f32>>), ModelError> {
     let plan = load_plan(folder)?;
     let mut weights = Weights::open(folder)?;
-    weights.check_names(&plan)?;
+    let spelled = weights.spelled(&plan);
+    weights.check_names(&plan, &spelled)?;
     let mut units = Vec::with_capacity(plan.units.len());
-    for spec in &plan.units {
+    for (spec, tensors) in plan.units.iter().zip(&spelled) {
         let mut flat = Vec::with_capacity(spec.len());
-        for tensor in &spec.tensors {
+        for tensor in tensors {
             let shard = weights.shard_of(&tensor.name);
             shard.read(tensor, |values| flat.extend_from_slice(values))?;
         }
@@ -121,22 +122,38 @@ impl Weights {
         &mut self.shards[self.place[name]]
     }
 
+    /// Each unit's tensors as the files spell them: as the plan does, unless only an older spelling
+    /// is there.
+    fn spelled(&self, plan: &Plan) -> Vec<Vec<TensorSpec>> {
+        let unit = |(unit, spec): (usize, &UnitSpec)| {
+            let is_dense = unit > 0 && plan.layers[unit - 1].feed_forward == FeedForwardKind::Dense;
+            let tensor = |tensor: &TensorSpec| {
+                let older = older_name(&tensor.name, is_dense);
+                let is_older =
+                    !self.place.contains_key(&tensor.name) && self.place.contains_key(&older);
+                let name = if is_older { older } else { tensor.name.clone() };
+                TensorSpec { name, shape: tensor.shape.clone() }
+            };
+            spec.tensors.iter().map(tensor).collect()
+        };
+        plan.units.iter().enumerate().map(unit).collect()
+    }
+
     /// Every tensor of the plan is there, and nothing else but a tied head's copy and the rotary
     /// frequencies that old releases stored, which follow from the config.
-    fn check_names(&self, plan: &Plan) -> Result<(), ModelError> {
-        let tensors = || plan.units.iter().flat_map(|unit| &unit.tensors);
-        let wanted: BTreeMap<&str, &TensorSpec> =
-            tensors().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    fn check_names(&self, plan: &Plan, spelled: &[Vec<TensorSpec>]) -> Result<(), ModelError> {
+        let wanted: BTreeSet<&str> =
+            spelled.iter().flatten().map(|tensor| tensor.name.as_str()).collect();
         let tied = plan.config.tie_word_embeddings;
         for (name, &shard) in &self.place {
-            let known = wanted.contains_key(name.as_str())
+            let known = wanted.contains(name.as_str())
                 || name == HEAD && tied
                 || name.ends_with(".rotary_emb.inv_freq");
             if !known {
                 return Err(self.shards[shard].wrong(name, "config.json has no place for it"));
             }
         }
-        let Some(name) = wanted.keys().find(|name| !self.place.contains_key(**name)) else {
+        let Some(name) = wanted.iter().find(|name| !self.place.contains_key(**name)) else {
             return Ok(());
         };
         let reason = match *name == HEAD {
@@ -171,6 +188,20 @@ impl Weights {
         );
         Err(shard.wrong(HEAD, reason))
     }
+}
+
+/// How Jamba's first checkpoints, from before transformers had the model, spell a tensor (by AI21's
+/// own `modeling_jamba.py`): a dense layer is there a mixture of one.
+fn older_name(name: &str, is_dense: bool) -> String {
+    let feed_forward = if is_dense { ".moe.experts.0." } else { ".moe." };
+    [
+        (".feed_forward.", feed_forward),
+        (".pre_ff_layernorm.", ".pre_moe_layernorm."),
+        (".mamba.b_layernorm.", ".mamba.B_layernorm."),
+        (".mamba.c_layernorm.", ".mamba.C_layernorm."),
+    ]
+    .into_iter()
+    .fold(name.to_owned(), |name, (new, old)| name.replace(new, old))
 }
 
 /// `name` is the first tensor that asks for it.

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod older_names;
 mod shards;
 
 use std::collections::BTreeMap;
