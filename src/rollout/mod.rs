@@ -9,11 +9,13 @@ pub mod import;
 mod jsonl;
 mod record;
 mod reward;
+mod routes;
 mod task;
 mod text;
 
 pub use advantage::advantages;
 pub use error::{CommandFailure, LineProblem, RolloutError};
 pub use record::{LegLogProbs, Rollout};
+pub use routes::{Routes, TokenRoutes};
 pub use task::{Attempt, Draw, Problem, Task};
 pub use text::{Codec, SpecialTokens};

@@ -9,6 +9,7 @@ mod golden;
 mod native;
 mod rescored;
 mod round_trip;
+mod routes;
 
 use std::fs;
 use std::path::Path;

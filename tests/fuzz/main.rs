@@ -195,14 +195,14 @@ fn gguf_files() {
 fn json_lines() {
     let parent = tempfile::tempdir().expect("a temporary folder");
     let campaign = Campaign::of_environment();
-    let part = Campaign { seconds: campaign.seconds.map(|whole| whole / 4), ..campaign };
+    let part = Campaign { seconds: campaign.seconds.map(|whole| whole / 5), ..campaign };
     for (reader, record) in [("nemo-rl", NEMO_RL), ("prime-rl", PRIME_RL)] {
         let file = parent.path().join(format!("{reader}.jsonl"));
         let lines = |count: usize| (0..count).map(|n| record.replace("NUMBER", &n.to_string()));
         let corpus = [1, 3].map(|count| lines(count).collect::<String>().into_bytes());
         part.run(reader, &Corpus::text(corpus.to_vec()), |bytes| {
             fs::write(&file, bytes).expect("written");
-            audited(std::slice::from_ref(&file))
+            audited(std::slice::from_ref(&file), None)
         });
     }
     let run = Run::small(&[]);
@@ -213,13 +213,32 @@ fn json_lines() {
         read_rows(&file).is_ok_and(|mut rows| rows.all(|row| row.is_ok()))
     });
     token_lines(&part, parent.path());
+    rescored_lines(&part, parent.path());
+}
+
+/// A model that takes ids up to 255 and only scores.
+fn tiny_model() -> (tempfile::TempDir, config::Config) {
+    let (parent, model) = tiny_folder();
+    let text = format!("name = \"score\"\nmodel.path = {:?}\ntrainer.update = \"none\"\n", model);
+    (parent, common::config(&text))
+}
+
+/// Dumps that a model is to say something of.
+fn rescored_lines(campaign: &Campaign, parent: &Path) {
+    let (_folder, config) = tiny_model();
+    let file = parent.join("rescored.jsonl");
+    let lines = [0, 1].map(|n| PRIME_RL.replace("NUMBER", &n.to_string())).concat();
+    // The tiny model has no experts.
+    let without = lines.replace("routed_", "other_");
+    campaign.run("rescored", &Corpus::text(vec![without.into_bytes()]), |bytes| {
+        fs::write(&file, bytes).expect("written");
+        audited(std::slice::from_ref(&file), Some(&config))
+    });
 }
 
 /// The input of `score`, to its numbers.
 fn token_lines(campaign: &Campaign, parent: &Path) {
-    let (_folder, model) = tiny_folder();
-    let text = format!("name = \"score\"\nmodel.path = {:?}\ntrainer.update = \"none\"\n", model);
-    let config = common::config(&text);
+    let (_folder, config) = tiny_model();
     let (input, output) = (parent.join("tokens.jsonl"), parent.join("scores.jsonl"));
     let options = ScoreOptions {
         input: input.clone(),
@@ -233,8 +252,8 @@ fn token_lines(campaign: &Campaign, parent: &Path) {
     });
 }
 
-fn audited(rollouts: &[PathBuf]) -> bool {
-    let (format, fail_on, floor, model, out) = (None, &[][..], None, None, None);
+fn audited(rollouts: &[PathBuf], model: Option<&config::Config>) -> bool {
+    let (format, fail_on, floor, out) = (None, &[][..], None, None);
     audit(&Audit { rollouts, format, fail_on, allow_unlike: false, floor, model, out }).is_ok()
 }
 
@@ -253,7 +272,7 @@ fn parquet_files() {
                 "tokens" => read_tokens(file).is_ok(),
                 _ => read_rollouts(file).is_ok(),
             };
-            audited(&[run.root().to_owned()]) && alone
+            audited(&[run.root().to_owned()], None) && alone
         });
         fs::write(file, whole).expect("written back");
     }
@@ -269,7 +288,11 @@ const PRIME_RL: &str = "{\"schema_version\": 1, \"step\": 3, \"rank\": 0, \"micr
     \"micro_sequence_idx\": 0, \"export_sequence_idx\": NUMBER, \"env_name\": \"math\", \
     \"token_ids\": [7, 8, 9, 10], \"loss_mask\": [false, true, true, true], \
     \"inference_logprobs\": [0.0, -0.5, null, -9999.0], \"trainer_logprobs\": [0.0, -0.25, -1.5, \
-    -2.0], \"temperature\": 1.0, \"entropy\": null}\n";
+    -2.0], \"inference_temperature\": 0.5, \"inference_top_p\": 0.9, \"inference_top_k\": 4, \
+    \"trainer_temperature\": 0.5, \"trainer_top_p\": 0.9, \"trainer_top_k\": 4, \
+    \"routed_experts\": [null, [[0, 1]], [[1, 2]], [[0, 2]]], \"routed_weights\": [null, \
+    [[0.5, 0.3]], [[0.4, 0.4]], null], \"trainer_routed_experts\": [[[0, 1]], [[0, 1]], null, \
+    [[1, 2]]], \"entropy\": null}\n";
 
 const TOKENS: &str = "{\"id\":\"a\",\"token_ids\":[1,2,3,255,7]}\n\n\
     {\"id\":7,\"token_ids\":[4,5,6],\"prompt_len\":2}\n{\"id\":\"b\",\"token_ids\":[9,3]}\n";

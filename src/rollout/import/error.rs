@@ -60,6 +60,13 @@ pub enum RecordProblem {
     NotACount { key: &'static str, found: String, limit: u64 },
     #[error("the mask counts token {at}, which is padding: input_lengths is {length}")]
     MaskedPadding { at: usize, length: usize },
+    #[error("{key}{problem}")]
+    Routes { key: &'static str, problem: String },
+    #[error(
+        "routed_experts has {engine} layers and trainer_routed_experts {trainer}; both are of the \
+         layers with experts, in order"
+    )]
+    RouteLayers { engine: usize, trainer: usize },
     #[error("schema_version is {found}, and only 1 is known")]
     Schema { found: u64 },
     #[error("the record is of step {found}, its file of step {expected}; a file is of one step")]

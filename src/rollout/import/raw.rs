@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::column::Column;
 use super::line::quote_non_finite;
 use super::{Format, RecordProblem};
+use crate::rollout::routes::Captures;
 
 /// The keys that are read, of every format; all others are passed over unread.
 #[derive(Debug, Default, Deserialize)]
@@ -26,6 +27,11 @@ pub(super) struct Raw {
     pub(super) trainer_top_k: Option<f64>,
     pub(super) trainer_min_p: Option<f64>,
     pub(super) trainer_logprobs_mode: Option<String>,
+    /// Of a mixture of experts, one entry a token.
+    pub(super) routed_experts: Option<Captures<u32>>,
+    pub(super) routed_weights: Option<Captures<f32>>,
+    pub(super) trainer_routed_experts: Option<Captures<u32>>,
+    pub(super) trainer_routed_weights: Option<Captures<f32>>,
 
     // NeMo-RL.
     pub(super) idx: Option<Column>,

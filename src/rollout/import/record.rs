@@ -7,7 +7,8 @@ use super::values::{Checks, SideChecks};
 use super::{Format, RecordProblem, Source};
 use crate::base::{Contract, EngineStep, LogProb, RequestId, TokenId, WeightVersion};
 use crate::engine::{Completion, FinishReason, Phase, SampledToken};
-use crate::rollout::Rollout;
+use crate::rollout::routes::{routes, Captures};
+use crate::rollout::{Rollout, Routes, TokenRoutes};
 
 /// One record, with what was found of it before any number.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +19,8 @@ pub struct Imported {
     pub rollout: Rollout,
     /// Of what the trainer's side's log-probabilities are; the rollout says it of the other side's.
     pub trainer_contract: Contract,
+    /// The inference side's and the trainer's captures of a router, up to the padding.
+    pub routes: [Option<Routes>; 2],
     /// Counted from 1.
     pub line: u64,
     pub checks: Checks,
@@ -58,7 +61,9 @@ pub(super) fn import(
         parts.mask[0] = false;
         parts.checks.first_tokens = 1;
     }
-    Ok(rollout(parts, contracts.unwrap_or([Contract::PLAIN; 2]), line))
+    let routes = both_routes(&mut raw, &parts)?;
+    let imported = rollout(parts, contracts.unwrap_or([Contract::PLAIN; 2]), line);
+    Ok(Imported { routes, ..imported })
 }
 
 fn nemo_rl(raw: &mut Raw, source: &Source, line: u64) -> Result<Parts, RecordProblem> {
@@ -159,6 +164,32 @@ fn same_lengths(parts: &Parts) -> Result<(), RecordProblem> {
     }
 }
 
+/// Of each side, where the record carries any.
+fn both_routes(raw: &mut Raw, parts: &Parts) -> Result<[Option<Routes>; 2], RecordProblem> {
+    let tokens = parts.token_ids.len();
+    let side = |key, experts: Option<Captures<u32>>, weights| -> Result<_, RecordProblem> {
+        let Some(experts) = experts else { return Ok(None) };
+        let found = routes(experts, weights, tokens);
+        let mut found = found.map_err(|problem| RecordProblem::Routes { key, problem })?;
+        found.truncate(parts.length.unwrap_or(tokens));
+        Ok(Some(found))
+    };
+    let weights = (raw.routed_weights.take(), raw.trainer_routed_weights.take());
+    let found = [
+        side("routed_experts", raw.routed_experts.take(), weights.0)?,
+        side("trainer_routed_experts", raw.trainer_routed_experts.take(), weights.1)?,
+    ];
+    let layers = found
+        .each_ref()
+        .map(|side| side.as_ref()?.iter().flatten().next().map(TokenRoutes::layers));
+    match layers {
+        [Some(engine), Some(trainer)] if engine != trainer => {
+            Err(RecordProblem::RouteLayers { engine, trainer })
+        }
+        _ => Ok(found),
+    }
+}
+
 fn rollout(parts: Parts, contracts: [Contract; 2], line: u64) -> Imported {
     let [contract, trainer_contract] = contracts;
     let Parts { id, token_ids, mask, infer, train, length, mut checks, .. } = parts;
@@ -197,7 +228,7 @@ fn rollout(parts: Parts, contracts: [Contract; 2], line: u64) -> Imported {
         reference: None,
         trainer_fingerprint: None,
     };
-    Imported { rollout, trainer_contract, line, checks }
+    Imported { rollout, trainer_contract, routes: [None, None], line, checks }
 }
 
 /// A token of which nothing is known but its log-probability.

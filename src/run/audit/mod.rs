@@ -6,6 +6,7 @@
 
 mod native;
 mod rescore;
+mod routes;
 mod step;
 mod text;
 
@@ -150,8 +151,8 @@ impl Input {
 
 impl From<Imported> for Record {
     fn from(imported: Imported) -> Self {
-        let Imported { rollout, trainer_contract, line, checks } = imported;
-        Self { rollout, trainer_contract, slot: None, line, checks, is_native: false }
+        let Imported { rollout, trainer_contract, routes, line, checks } = imported;
+        Self { rollout, trainer_contract, routes, slot: None, line, checks, is_native: false }
     }
 }
 
@@ -159,7 +160,9 @@ impl NativeRecord {
     fn in_row(self, row: u64) -> Record {
         let Self { rollout, slot, checks } = self;
         let trainer_contract = rollout.completion.contract;
-        Record { rollout, trainer_contract, slot, line: row, checks, is_native: true }
+        // A run keeps no routes.
+        let routes = [None, None];
+        Record { rollout, trainer_contract, routes, slot, line: row, checks, is_native: true }
     }
 }
 

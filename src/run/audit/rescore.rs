@@ -13,11 +13,13 @@ use anyhow::{Context, Result};
 
 use self::row::{OpinionRow, RefitRow};
 pub(super) use self::row::{RescoredRow, SideRow};
+use super::routes::{self, RouteRow};
 use super::step::{Metrics, Record};
 use super::Input;
 use crate::base::{CompletionIndex, Contract, LogProb, RequestId, TokenId};
 use crate::config::{Config, Leg};
-use crate::gap::{self, Gauge, Legs, Opinion, Refit, Row, UnlikeMode, REFIT_LEAVES};
+use crate::gap::{self, Gauge, Legs, Opinion, Refit, RouteTally, Row, UnlikeMode, REFIT_LEAVES};
+use crate::model::Plan;
 use crate::ops::array::Device;
 use crate::ops::sampling::Sampler;
 use crate::rollout::{LegLogProbs, Rollout};
@@ -43,7 +45,7 @@ impl Model {
     /// against the model, and the longest one against the machine's memory.
     pub(super) fn open(config: &Config, inputs: &[Input], strict: bool) -> Result<Self> {
         let plan = parts::plan(config)?;
-        let longest = longest(inputs, strict, Limits::of(&plan.config))?;
+        let longest = longest(inputs, strict, &plan)?;
         let mut bound = Bound::of(&plan, config, Leg::Trainer, Largest::with(longest))?;
         bound.logits += (ROWS * plan.config.vocab_size) as u64 * ROW_BYTES;
         bound.check(available_bytes())?;
@@ -54,14 +56,18 @@ impl Model {
     }
 }
 
-fn longest(inputs: &[Input], strict: bool, limits: Limits) -> Result<usize> {
+fn longest(inputs: &[Input], strict: bool, plan: &Plan) -> Result<usize> {
     let mut longest = 0;
+    let fits = |record: &Record, tokens: &[TokenId]| -> Result<()> {
+        Limits::of(&plan.config).check(tokens)?;
+        record.routes.iter().flatten().try_for_each(|side| routes::check(side, plan))
+    };
     for input in inputs {
         for record in input.records(strict)? {
             let record = record?;
             let tokens = tokens(&record.rollout);
             longest = longest.max(tokens.len());
-            limits.check(&tokens).with_context(|| {
+            fits(&record, &tokens).with_context(|| {
                 let id = record.rollout.completion.id;
                 format!("{}, line {}: record {id}", input.path().display(), record.line)
             })?;
@@ -83,6 +89,8 @@ pub(super) struct Rescored<'a> {
     /// From the first batch on that has a token to compare.
     sides: Option<[Side; 2]>,
     requests: Vec<Request>,
+    /// Of each side, the records' routes against the model's.
+    routes: [RouteTally; 2],
 }
 
 /// One side of the records against the model.
@@ -113,13 +121,15 @@ struct Request {
 
 impl<'a> Rescored<'a> {
     pub(super) fn new(model: &'a Model, floor: f64) -> Self {
-        Self { model, floor, sides: None, requests: Vec::new() }
+        let routes = <[RouteTally; 2]>::default();
+        Self { model, floor, sides: None, requests: Vec::new(), routes }
     }
 
     /// Adds records, each with the largest |d| between its two sides.
     pub(super) fn add(&mut self, records: &mut [Record], between: &[Option<f64>]) -> Result<()> {
         let scored = records.iter().enumerate().filter_map(|(i, one)| Some((i, one.sequence()?)));
         let (scored, sequences): (Vec<usize>, Vec<Sequence>) = scored.unzip();
+        self.add_routes(records, &scored, &sequences)?;
         let of_sequences: Vec<&Record> = scored.iter().map(|&i| &records[i]).collect();
         if self.sides.is_none() {
             self.sides = sides(self.model, &of_sequences, &sequences, self.floor)?;
@@ -147,6 +157,28 @@ impl<'a> Rescored<'a> {
             self.requests.push(Request { id, between_sides: between[at], to_model });
         }
         Ok(())
+    }
+
+    fn add_routes(
+        &mut self,
+        records: &[Record],
+        scored: &[usize],
+        sequences: &[Sequence],
+    ) -> Result<()> {
+        if records.iter().flat_map(|record| &record.routes).all(Option::is_none) {
+            return Ok(());
+        }
+        for (&at, ours) in scored.iter().zip(self.model.trainer.routes(sequences)?) {
+            for (side, tally) in records[at].routes.iter().zip(&mut self.routes) {
+                side.iter().for_each(|side| tally.add(side, &ours));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn routes(&self) -> impl Iterator<Item = RouteRow> + '_ {
+        let names = ["engine / rescored", "trainer / rescored"];
+        names.into_iter().zip(&self.routes).filter_map(|(name, tally)| RouteRow::new(name, tally))
     }
 
     pub(super) fn finish(&self) -> Option<Told> {

@@ -8,11 +8,12 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::Serialize;
 
 use super::rescore::{Model, Rescored, RescoredRow};
+use super::routes::RouteRow;
 use super::Input;
 use crate::base::{BlockId, Contract, JsonFloat, RequestId, Step};
-use crate::gap::{self, Evidence, Finding, Gauge, Legs, Metric, Pairs, WorstToken};
+use crate::gap::{self, Evidence, Finding, Gauge, Legs, Metric, Pairs, RouteTally, WorstToken};
 use crate::rollout::import::{Checks, ImportError};
-use crate::rollout::Rollout;
+use crate::rollout::{Rollout, Routes};
 use crate::run::fail_on::Watch;
 use crate::run::score;
 
@@ -21,6 +22,8 @@ pub(super) struct Record {
     pub(super) rollout: Rollout,
     /// Of what its trainer's side is.
     pub(super) trainer_contract: Contract,
+    /// The engine's and the trainer's captures of a router.
+    pub(super) routes: [Option<Routes>; 2],
     /// Its first state block, where that is known.
     pub(super) slot: Option<BlockId>,
     /// Counted from 1; of a run's folder the row.
@@ -44,6 +47,8 @@ pub(super) struct StepAudit<'a> {
     files: Vec<PathBuf>,
     /// Where each record stands: which file, and which line of it.
     places: HashMap<RequestId, (usize, u64)>,
+    /// Engine against trainer.
+    routes: RouteTally,
     /// Where a model is at hand.
     rescored: Option<Rescored<'a>>,
     /// Read, and not measured yet: what is rescored at once.
@@ -62,6 +67,8 @@ pub(super) struct StepRow {
     pub(super) metrics: Metrics,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rescored: Option<RescoredRow>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) routes: Vec<RouteRow>,
 }
 
 /// One token of the largest gap, and where it stands.
@@ -93,6 +100,7 @@ impl<'a> StepAudit<'a> {
             rollouts: Vec::new(),
             files: Vec::new(),
             places: HashMap::new(),
+            routes: RouteTally::default(),
             rescored: model.map(|model| Rescored::new(model, floor)),
             waiting: Vec::new(),
         }
@@ -153,6 +161,9 @@ impl<'a> StepAudit<'a> {
         let mut sequence = pairs.sequences.into_iter().next().expect("one of one record");
         sequence.slot = sequence.slot.or(record.slot);
         self.gauge.add(&sequence);
+        if let [Some(engine), Some(trainer)] = &record.routes {
+            self.routes.add(engine, trainer);
+        }
         self.pairs.sequences.push(sequence.landmarks(self.floor));
         Ok(sequence.gap())
     }
@@ -160,6 +171,9 @@ impl<'a> StepAudit<'a> {
     pub(super) fn finish(mut self, watch: &mut Watch) -> Result<StepRow> {
         self.measure_waiting()?;
         let told = self.rescored.as_ref().and_then(Rescored::finish);
+        let mut routes: Vec<RouteRow> =
+            RouteRow::new("engine / trainer", &self.routes).into_iter().collect();
+        routes.extend(self.rescored.iter().flat_map(Rescored::routes));
         let (rescored, mode) = told.map_or((None, None), |told| (Some(told.row), told.mode));
         // A shift of them all shows whatever the floor is.
         let of_all = self.gauge.shift();
@@ -184,6 +198,7 @@ impl<'a> StepAudit<'a> {
             findings,
             metrics: Metrics(table.metrics),
             rescored,
+            routes,
         };
         let value = |tag: &str| row.all_metrics().find(|metric| metric.tag() == tag)?.value;
         let found: Vec<&Finding> = row.findings.iter().collect();

@@ -64,6 +64,9 @@ fn step(text: &mut String, row: &StepRow) -> fmt::Result {
     if let Some(rescored) = &row.rescored {
         self::rescored(text, row, rescored)?;
     }
+    for one in &row.routes {
+        one.write(text)?;
+    }
     if compared == 0.0 {
         return writeln!(text, "  no data");
     }

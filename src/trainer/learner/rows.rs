@@ -1,11 +1,14 @@
 //! Logits of a model, shown row by row to whoever has a question that a log-probability does not
-//! answer.
+//! answer; and its routers' choices.
 
 use super::super::head::{self, LOGIT_ROWS};
 use super::super::pass::{self, Chunk};
 use super::super::{Sequence, TrainerError};
 use super::Trainer;
 use crate::base::TokenId;
+use crate::model::{Block, ExpertsShape};
+use crate::ops::routing::Routing;
+use crate::rollout::{Routes, TokenRoutes};
 
 /// What the model says of one completion token.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +52,44 @@ impl Trainer {
         let mut flat = seen.into_iter().flatten();
         let of = |one: &Sequence| flat.by_ref().take(one.tokens.len() - one.prompt_len).collect();
         Ok(sequences.iter().map(of).collect())
+    }
+}
+
+impl Trainer {
+    /// Where the model's routers send every token of the sequences; of a model without experts,
+    /// nowhere.
+    ///
+    /// # Errors
+    /// [`TrainerError::RankLeft`].
+    pub fn routes(&self, sequences: &[Sequence]) -> Result<Vec<Routes>, TrainerError> {
+        let (mut chunks, _) = self.pack(sequences);
+        let none = TokenRoutes { experts: Vec::new(), weights: Some(Vec::new()) };
+        let all = |one: &Sequence| vec![Some(none.clone()); one.tokens.len()];
+        let mut routes: Vec<Routes> = sequences.iter().map(all).collect();
+        let shape = self.shape();
+        let experts = self.plan.config.feed_forward.as_ref().and_then(|shape| shape.experts);
+        let Some(ExpertsShape { count, per_token, .. }) = experts else { return Ok(routes) };
+        let routing = Routing { experts: count, per_token };
+        let mut observe = |block: &Block, chunks: &[Chunk]| {
+            for chunk in chunks {
+                let logits_te = block.router_logits(shape.num, &chunk.spans, &chunk.x_th);
+                let Some(logits_te) = logits_te else { continue };
+                let choices = routing.choose(&logits_te, shape.num.dtype);
+                let mut rows = choices.chunks_exact(per_token);
+                for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
+                    for (token, row) in
+                        routes[sequence].iter_mut().zip(rows.by_ref().take(span.len))
+                    {
+                        let token = token.as_mut().expect("every token is routed");
+                        token.experts.push(row.iter().map(|one| one.expert as u32).collect());
+                        let weights = token.weights.as_mut().expect("with its weights");
+                        weights.push(row.iter().map(|one| one.weight).collect());
+                    }
+                }
+            }
+        };
+        self.with_units(|units| pass::forward(shape, units, &mut chunks, false, &mut observe))?;
+        Ok(routes)
     }
 }
 
