@@ -81,7 +81,8 @@ pub enum Leg {
     Prefill,
     /// The trainer's forward.
     Trainer,
-    /// A plain f32 forward that shares no kernel with the rest.
+    /// An independent forward: of a run a plain one in f32 that shares no kernel with the rest, of
+    /// a dump that of a model at hand.
     Reference,
 }
 

@@ -70,12 +70,12 @@ pub fn audit(asked: &Audit) -> Result<Audited> {
     }
     let Inputs { inputs, notes } = inputs(asked)?;
     let strict = !asked.allow_unlike;
-    let model = asked.model.map(|config| Model::open(config, &inputs, strict)).transpose()?;
+    let mut model = asked.model.map(|config| Model::open(config, &inputs, strict)).transpose()?;
     let mut log = asked.out.map(create).transpose()?;
     let mut rows: Vec<StepRow> = Vec::new();
     for of_step in inputs.chunk_by(|a, b| a.step() == b.step()) {
         let floor = asked.floor.unwrap_or_else(|| floor_of(of_step));
-        let mut step = StepAudit::new(of_step[0].step(), floor, model.as_ref());
+        let mut step = StepAudit::new(of_step[0].step(), floor, model.as_mut());
         for input in of_step {
             step.read(input, strict)?;
         }
@@ -88,6 +88,7 @@ pub fn audit(asked: &Audit) -> Result<Audited> {
         }
         rows.push(row);
     }
+    model.iter().for_each(Model::finish);
     let report =
         Report { schema: 1, inputs: &shown(&inputs), notes, steps: rows, fail_on: watch.lines() };
     if let Some(out) = asked.out {

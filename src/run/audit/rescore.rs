@@ -5,76 +5,28 @@
 //! filter is sought that does not, from the logits of a step's first batch; what is found is then
 //! held against every token of the step, beside what was stated.
 
+mod model;
 mod row;
 
 use std::collections::{BTreeMap, HashSet};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
+pub(super) use self::model::Model;
 use self::row::{OpinionRow, RefitRow};
 pub(super) use self::row::{RescoredRow, SideRow};
-use super::routes::{self, RouteRow};
+use super::routes::RouteRow;
 use super::step::{Metrics, Record};
-use super::Input;
 use crate::base::{CompletionIndex, Contract, LogProb, RequestId, TokenId};
-use crate::config::{Config, Leg};
 use crate::gap::{self, Gauge, Legs, Opinion, Refit, RouteTally, Row, UnlikeMode, REFIT_LEAVES};
-use crate::model::Plan;
-use crate::ops::array::Device;
 use crate::ops::sampling::Sampler;
 use crate::rollout::{LegLogProbs, Rollout};
-use crate::run::memory::available_bytes;
-use crate::run::parts;
-use crate::run::score::{Bound, Largest, Limits};
-use crate::trainer::{Sequence, Trainer};
+use crate::trainer::Sequence;
 
 /// Rows of logits that a search takes.
 const ROWS: usize = 64;
-/// Bytes that it takes a logit: the row, sorted, and what its largest ones weigh together.
-const ROW_BYTES: u64 = 4 + 4 + 8;
 /// Two temperatures are one if they differ by less.
 const SAME_TEMPERATURE: f32 = 0.02;
-
-/// The model at hand.
-pub(super) struct Model {
-    trainer: Trainer,
-}
-
-impl Model {
-    /// Reads the inputs once before anything is computed: every record's ids and length are held
-    /// against the model, and the longest one against the machine's memory.
-    pub(super) fn open(config: &Config, inputs: &[Input], strict: bool) -> Result<Self> {
-        let plan = parts::plan(config)?;
-        let longest = longest(inputs, strict, &plan)?;
-        let mut bound = Bound::of(&plan, config, Leg::Trainer, Largest::with(longest))?;
-        bound.logits += (ROWS * plan.config.vocab_size) as u64 * ROW_BYTES;
-        bound.check(available_bytes())?;
-        let (plan, master) = parts::weights(config)?;
-        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-        let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master);
-        Ok(Self { trainer })
-    }
-}
-
-fn longest(inputs: &[Input], strict: bool, plan: &Plan) -> Result<usize> {
-    let mut longest = 0;
-    let fits = |record: &Record, tokens: &[TokenId]| -> Result<()> {
-        Limits::of(&plan.config).check(tokens)?;
-        record.routes.iter().flatten().try_for_each(|side| routes::check(side, plan))
-    };
-    for input in inputs {
-        for record in input.records(strict)? {
-            let record = record?;
-            let tokens = tokens(&record.rollout);
-            longest = longest.max(tokens.len());
-            fits(&record, &tokens).with_context(|| {
-                let id = record.rollout.completion.id;
-                format!("{}, line {}: record {id}", input.path().display(), record.line)
-            })?;
-        }
-    }
-    Ok(longest)
-}
 
 fn tokens(rollout: &Rollout) -> Vec<TokenId> {
     let completion = &rollout.completion;
@@ -83,7 +35,7 @@ fn tokens(rollout: &Rollout) -> Vec<TokenId> {
 
 /// One step's.
 pub(super) struct Rescored<'a> {
-    model: &'a Model,
+    model: &'a mut Model,
     /// Nats.
     floor: f64,
     /// From the first batch on that has a token to compare.
@@ -120,13 +72,14 @@ struct Request {
 }
 
 impl<'a> Rescored<'a> {
-    pub(super) fn new(model: &'a Model, floor: f64) -> Self {
+    pub(super) fn new(model: &'a mut Model, floor: f64) -> Self {
         let routes = <[RouteTally; 2]>::default();
         Self { model, floor, sides: None, requests: Vec::new(), routes }
     }
 
     /// Adds records, each with the largest |d| between its two sides.
     pub(super) fn add(&mut self, records: &mut [Record], between: &[Option<f64>]) -> Result<()> {
+        self.model.meter.add(records.iter().map(|record| record.len() as u64).sum());
         let scored = records.iter().enumerate().filter_map(|(i, one)| Some((i, one.sequence()?)));
         let (scored, sequences): (Vec<usize>, Vec<Sequence>) = scored.unzip();
         self.add_routes(records, &scored, &sequences)?;

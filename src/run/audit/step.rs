@@ -90,7 +90,7 @@ pub(super) struct Worst {
 pub(super) struct Metrics(pub(super) Vec<Metric>);
 
 impl<'a> StepAudit<'a> {
-    pub(super) fn new(step: Step, floor: f64, model: Option<&'a Model>) -> Self {
+    pub(super) fn new(step: Step, floor: f64, model: Option<&'a mut Model>) -> Self {
         Self {
             step,
             floor,
@@ -221,7 +221,8 @@ impl<'a> StepAudit<'a> {
 }
 
 impl Record {
-    fn len(&self) -> usize {
+    /// Tokens of prompt and completion.
+    pub(super) fn len(&self) -> usize {
         let completion = &self.rollout.completion;
         completion.prompt.len() + completion.tokens.len()
     }
