@@ -35,6 +35,7 @@ pub(super) fn comparisons(config: &Config) -> impl Iterator<Item = Legs> + '_ {
 
 /// Multiplications of the reference leg that a spike makes unasked: some ten seconds of a CPU.
 const UNASKED_PRODUCTS_MAX: u64 = 1_000_000_000_000;
+const OPENING_TOKENS: usize = 512;
 
 /// Everything a run holds between its steps.
 pub struct Session {
@@ -275,17 +276,20 @@ impl Session {
         }
         let raw = self.contract.scores_raw_logits();
         let temperature = if raw { 1.0 } else { self.contract.temperature };
-        let reference = self.reference()?;
-        // Nobody waits an hour for a third opinion of a large model: unasked, the first suspects
-        // have one.
+        // Nobody waits an hour for a third opinion of a large model: unasked, the first suspects have
+        // one, or none. To open a model takes about as long as so many tokens.
+        let params = self.plan.num_parameters();
         let asked = self.config.check.legs.contains(&Leg::Reference);
-        let mut products = 0;
+        let mut left = if asked { u64::MAX } else { UNASKED_PRODUCTS_MAX };
+        let mut afford = |tokens: usize| {
+            left = left.checked_sub(params * tokens as u64)?;
+            Some(())
+        };
+        let Some(()) = afford(OPENING_TOKENS) else { return Ok(()) };
+        let reference = self.reference()?;
         for &index in which {
             let Sequence { tokens, prompt_len } = sequence(&rollouts[index]);
-            products += self.plan.num_parameters() * tokens.len() as u64;
-            if !asked && products > UNASKED_PRODUCTS_MAX {
-                break;
-            }
+            let Some(()) = afford(tokens.len()) else { break };
             let all = reference.target_logprobs(&tokens, temperature)?;
             let scores = all[prompt_len - 1..].iter().map(|&nats| LogProb::new(nats));
             rollouts[index].reference = Some(leg(scores));
