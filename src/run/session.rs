@@ -276,8 +276,8 @@ impl Session {
         }
         let raw = self.contract.scores_raw_logits();
         let temperature = if raw { 1.0 } else { self.contract.temperature };
-        // Nobody waits an hour for a third opinion of a large model: unasked, the first suspects have
-        // one, or none. To open a model takes about as long as so many tokens.
+        // Nobody waits an hour for a third opinion of a large model: unasked, the first suspects
+        // have one, or none. To open a model takes about as long as so many tokens.
         let params = self.plan.num_parameters();
         let asked = self.config.check.legs.contains(&Leg::Reference);
         let mut left = if asked { u64::MAX } else { UNASKED_PRODUCTS_MAX };

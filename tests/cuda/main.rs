@@ -13,6 +13,7 @@ mod runs;
 mod scan;
 mod sequences;
 mod softmax;
+mod wrap;
 
 use std::sync::{Arc, OnceLock};
 
