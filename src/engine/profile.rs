@@ -7,8 +7,9 @@ use crate::model::{Model, Numerics, Plan, UnitBytes};
 use crate::ops::array::Device;
 
 /// As [`block_memory`], but where the device's own memory is to be planned with, a model of these
-/// weights computes `max_num_batched_tokens` tokens and the fullest moment counts, as in vLLM's
-/// `determine_available_memory`. What others hold then is counted too: the trainer comes first.
+/// weights computes `max_num_batched_tokens` tokens and the fullest moment counts. As in vLLM's
+/// `determine_available_memory`, what others held before, such as the trainer, is not the engine's
+/// and is not counted: they fit beside it, or the pool is refused.
 ///
 /// # Errors
 /// As [`Layout::new`].
@@ -34,7 +35,7 @@ pub fn measured_memory(
         None => planned,
         Some(used) => BlockMemory {
             device_memory: used.total,
-            used_bytes: used.fullest.saturating_sub(scratch_bytes),
+            used_bytes: used.added.saturating_sub(scratch_bytes),
             ..planned
         },
     })

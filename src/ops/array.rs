@@ -29,8 +29,8 @@ pub enum Device {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     pub total: u64,
-    /// Taken by anybody, at the fullest moment.
-    pub fullest: u64,
+    /// Taken at the fullest moment, over what was taken before by anybody.
+    pub added: u64,
 }
 
 /// Consecutive f32 values on one device, row-major.
@@ -68,7 +68,7 @@ impl Device {
         }
     }
 
-    /// The most memory that is taken while `work` runs; `None`, without running it, on the host,
+    /// The most memory that is added while `work` runs; `None`, without running it, on the host,
     /// whose memory is nobody's alone.
     ///
     /// # Errors
@@ -81,9 +81,9 @@ impl Device {
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(gpu) => {
-                gpu.watch_memory();
+                let before = gpu.watch_memory();
                 work()?;
-                Ok(Some(gpu.memory_use()))
+                Ok(Some(gpu.memory_use(before)))
             }
         }
     }

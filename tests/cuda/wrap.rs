@@ -2,7 +2,7 @@
 //! elsewhere, over a pool that is larger than 2^32 elements.
 
 use gapscope::config;
-use gapscope::model::{save_folder, Plan, Preset};
+use gapscope::model::{load_plan, save_folder, Plan, Preset};
 use gapscope::ops::pages::cuda::Pages;
 use gapscope::run;
 
@@ -25,15 +25,16 @@ fn the_page_of_jamba_3b_wraps_at_its_own_block() {
     let parent = tempfile::tempdir().expect("a temporary folder");
     let folder = parent.path().join("model");
     let mut hf = Preset::Jamba3bShape.config();
-    (hf.hidden_size, hf.vocab_size, hf.num_hidden_layers) = (64, 256, 2);
+    (hf.hidden_size, hf.vocab_size, hf.num_hidden_layers) = (128, 256, 2);
     let attention = hf.attention.as_mut().expect("a hybrid");
-    (attention.layers.period, attention.layers.offset) = (2, 1);
+    (attention.layers.period, attention.layers.offset, attention.heads) = (2, 1, 1);
     hf.feed_forward.as_mut().expect("a dense one").intermediate_size = 64;
     hf.mamba.as_mut().expect("a hybrid").dt_rank = 8;
     hf.eos_token_ids.truncate(1);
     let plan = Plan::new(hf);
     let weights = Preset::weights(&plan, 7);
     save_folder(&folder, &plan, &weights, config::Dtype::Bf16).expect("a model folder");
+    assert_eq!(load_plan(&folder).expect("the folder reads"), plan);
     for (bits, spikes) in [(32, true), (64, false)] {
         if !Pages::fit(&gpu, 1, NUM_BLOCKS, 360_448) {
             return eprintln!("wrap: not run, the device has less than 17.2 GB free");

@@ -163,16 +163,19 @@ impl Gpu {
         unsafe { result::mem_pool::trim_to(pool, 0) }.or_fail("trimming its memory pool");
     }
 
-    /// Forgets how full the memory has been.
-    pub fn watch_memory(&self) {
+    /// Forgets how full the memory has been; what is taken now, by anybody.
+    #[must_use]
+    pub fn watch_memory(&self) -> u64 {
         self.trim();
         let pool = self.pool().or_fail("asking for its memory pool");
+        let (free, total) = self.memory();
         set_pool(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0).or_fail("watching its memory");
+        total - free
     }
 
-    /// What has been taken since [`Self::watch_memory`] at the fullest moment.
+    /// What has been added since [`Self::watch_memory`], which gave `before`, at the fullest moment.
     #[must_use]
-    pub fn memory_use(&self) -> MemoryUse {
+    pub fn memory_use(&self, before: u64) -> MemoryUse {
         self.stream.synchronize().or_fail("waiting for the device");
         let pool = self.pool().or_fail("asking for its memory pool");
         let (free, total) = self.memory();
@@ -180,7 +183,8 @@ impl Gpu {
         // The pool holds freed memory, which is nobody's; what is not the pool's is others'.
         let reserved = of_pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         let most = of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-        MemoryUse { total, fullest: (total - free).saturating_sub(reserved) + most }
+        let fullest = (total - free).saturating_sub(reserved) + most;
+        MemoryUse { total, added: fullest.saturating_sub(before) }
     }
 
     fn pool(&self) -> Result<sys::CUmemoryPool, DriverError> {
