@@ -78,6 +78,12 @@ enum Command {
     /// Look at a model folder, or make one
     #[command(subcommand)]
     Model(Model),
+    /// What this machine and this build can run, and what to do about what is missing
+    Doctor {
+        /// The device that is to be usable: where it is not, the exit code is 1
+        #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
+        device: String,
+    },
     /// Every key of an experiment file
     Config {
         /// Print a commented file of all keys with their defaults
@@ -296,6 +302,12 @@ fn execute(command: Command) -> Result<Done> {
                 (None, None) => unreachable!("clap asks for one of the two"),
             }
             format!("{}\n", dir.display())
+        }
+        Command::Doctor { device } => {
+            let asked = if device == "cuda" { config::Device::Cuda } else { config::Device::Cpu };
+            let run::Checkup { text, usable } = run::doctor(asked);
+            let code = if usable { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            return Ok(Done { code, ..text.into() });
         }
         Command::Config { defaults: _ } => config::defaults_text(),
     };

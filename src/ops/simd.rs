@@ -14,16 +14,45 @@ pub const LANES: usize = 16;
 pub fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
-        if std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("avx512vl") {
+        if has_avx512() {
             // SAFETY: the CPU has the features, checked on the line above.
             return unsafe { with_avx512(body) };
         }
-        if std::is_x86_feature_detected!("avx2") {
+        if has_avx2() {
             // SAFETY: the CPU has the feature, checked on the line above.
             return unsafe { with_avx2(body) };
         }
     }
     body()
+}
+
+/// The vectors that [`vectorized`] takes on this CPU.
+#[must_use]
+pub fn vector_unit() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        match (has_avx512(), has_avx2()) {
+            (true, _) => "AVX-512",
+            (false, true) => "AVX2",
+            (false, false) => "SSE2",
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        "the architecture's own vectors"
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn has_avx512() -> bool {
+    std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("avx512vl")
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn has_avx2() -> bool {
+    std::is_x86_feature_detected!("avx2")
 }
 
 #[cfg(target_arch = "x86_64")]

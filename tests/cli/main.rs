@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod doctor;
 mod printed;
 mod refusals;
 

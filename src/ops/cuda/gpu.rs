@@ -11,12 +11,11 @@ use cudarc::nvrtc::Ptx;
 use sys::CUmemPool_attribute as Attribute;
 
 use super::kernels::{Kernel, FILES};
+use super::probe::{self, call};
 use super::{DeviceError, OrFail};
 use crate::ops::array::MemoryUse;
 use crate::ops::gemm::cuda::Library;
 
-/// The CUDA version that the bindings are of, as the driver counts: 1000 · major + 10 · minor.
-const CUDA_VERSION: i32 = 13_000;
 /// Asynchronous copies and bf16 tensor cores came with it.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
 /// What kernels with dynamic shared memory may take beside it as static shared memory.
@@ -42,8 +41,7 @@ impl Gpu {
     /// # Errors
     /// What is missing or too old, and what the driver refuses.
     pub fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
-        check_driver()?;
-        let count = count()?;
+        let count = probe::device_count()?;
         if !i32::try_from(ordinal).is_ok_and(|ordinal| ordinal < count) {
             return Err(DeviceError::NoDevice { ordinal, count });
         }
@@ -63,8 +61,7 @@ impl Gpu {
         let shared = context.attribute(optin).map_err(call("asking for its shared memory"))?;
         let functions = load(&context)?;
         let dynamic_shared_bytes = (shared as u64).saturating_sub(STATIC_SHARED_BYTES);
-        // SAFETY: loading a library runs its initialisers, which is what opening it means.
-        if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
+        if !probe::has_cublaslt() {
             return Err(DeviceError::NoLibrary);
         }
         let library = Library::open(&stream).map_err(|source| DeviceError::Library { source })?;
@@ -204,42 +201,6 @@ impl Gpu {
         self.stream.context().bind_to_thread().or_fail("taking the device to this thread");
         let bytes = i32::try_from(bytes).expect("shared memory is far below 2^31 bytes");
         self.function(kernel).set_attribute(attribute, bytes).or_fail("raising shared memory");
-    }
-}
-
-/// Devices that the driver shows; that there are none is an answer.
-fn count() -> Result<i32, DeviceError> {
-    match CudaContext::device_count() {
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
-        count => count.map_err(call("counting the devices")),
-    }
-}
-
-fn call(what: &str) -> impl FnOnce(DriverError) -> DeviceError + '_ {
-    move |source| DeviceError::Call { what: what.to_owned(), source }
-}
-
-/// Whether there is a driver, and one that is new enough. The library is loaded when it is first
-/// called, and a call without one would be a panic.
-fn check_driver() -> Result<(), DeviceError> {
-    // SAFETY: loading the driver library runs its initialisers, which is what opening it means.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(DeviceError::NoDriver);
-    }
-    let mut version = 0;
-    // SAFETY: writes one integer; allowed before initialisation.
-    unsafe { sys::cuDriverGetVersion(&raw mut version) }
-        .result()
-        .map_err(call("asking for the driver's version"))?;
-    if version < CUDA_VERSION {
-        let dotted = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
-        let (needed, found) = (dotted(CUDA_VERSION), dotted(version));
-        return Err(DeviceError::OldDriver { needed, found });
-    }
-    match result::init() {
-        // Counted as none by the caller.
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(()),
-        started => started.map_err(call("starting the driver")),
     }
 }
 

@@ -9,6 +9,7 @@ mod floats;
 mod gpu;
 mod kernels;
 mod launch;
+mod probe;
 mod spans;
 
 pub use error::{DeviceError, OrFail};
@@ -16,6 +17,7 @@ pub use floats::{Floats, FloatsMut};
 pub use gpu::Gpu;
 pub use kernels::Kernel;
 pub(crate) use launch::{blocks, launch, THREADS};
+pub use probe::{cublaslt_version, devices, driver_version, nccl_version, DeviceInfo};
 pub use spans::Spans;
 
 use crate::config::Dtype;
