@@ -170,7 +170,8 @@ impl Gpu {
         total - free
     }
 
-    /// What has been added since [`Self::watch_memory`], which gave `before`, at the fullest moment.
+    /// What has been added since [`Self::watch_memory`], which gave `before`, at the fullest
+    /// moment.
     #[must_use]
     pub fn memory_use(&self, before: u64) -> MemoryUse {
         self.stream.synchronize().or_fail("waiting for the device");
