@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
+use gapscope::base::Step;
 use gapscope::config::{self, Config, Dtype, Leg};
 use gapscope::model::{save_gguf, save_preset, Preset};
 use gapscope::run::{self, FailOn, Interrupted, ScoreOptions, SweepFile, INTERRUPTED};
@@ -65,6 +66,17 @@ enum Command {
         /// End with exit code 1 if a step, metric or token differs; settings alone do not count
         #[arg(long)]
         fail_on_difference: bool,
+    },
+    /// See a run's spike again with one lever turned at a time: which end it, and what that means
+    Bisect {
+        /// A folder that a run has left; its table goes there as bisect.json
+        run: PathBuf,
+        /// A step that spiked [default: the first]
+        #[arg(long, value_name = "N")]
+        step: Option<u64>,
+        /// Turn every lever, also after one has ended the spike that is a culprit by itself
+        #[arg(long)]
+        all: bool,
     },
     /// Log-probabilities of given token ids
     Score(Score),
@@ -193,7 +205,7 @@ enum Model {
     /// Write a preset with seeded random weights, or a GGUF file, as a Hugging Face folder
     #[command(allow_missing_positional = true)]
     Init {
-        /// tiny-jamba or jamba-3b-shape
+        /// tiny-jamba, tiny-mamba, tiny-llama, small-jamba or jamba-3b-shape
         #[arg(required_unless_present = "from_gguf", conflicts_with = "from_gguf")]
         preset: Option<String>,
         /// The folder to make
@@ -288,6 +300,10 @@ fn execute(command: Command) -> Result<Done> {
             let failed = fail_on_difference && found.differs();
             let code = if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
             return Ok(Done { code, ..found.to_string().into() });
+        }
+        Command::Bisect { run, step, all } => {
+            run::listen_for_ctrl_c()?;
+            run::bisect(&run, step.map(Step::new), all)?
         }
         Command::Score(score) => score.run()?,
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,

@@ -2,6 +2,7 @@
 
 mod audit;
 mod bench;
+mod bisect;
 mod checkpoint;
 mod compare;
 mod describe;
@@ -27,6 +28,7 @@ use anyhow::{Context, Result};
 
 pub use audit::{audit, Audit, Audited};
 pub use bench::bench;
+pub use bisect::bisect;
 pub use compare::{compare, RunDifference};
 pub use describe::{describe_model, dry_run};
 pub use doctor::{doctor, Checkup};
@@ -134,7 +136,7 @@ fn steps(session: &mut Session, recorder: &mut Recorder, manner: Manner, first: 
         clock.lap("score");
         let comparison = session.compare(step, &mut rollouts)?;
         clock.lap("compare");
-        let updates = session.update(&rollouts);
+        let updates = device::guarded(|| session.update(&rollouts));
         clock.lap("update");
         // A step whose update failed is reported all the same: its gap may say why.
         let reports = updates.as_deref().unwrap_or_default();
