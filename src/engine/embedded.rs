@@ -284,7 +284,8 @@ mod tests {
         let error = Engine::new(&Device::Cpu, plan, num, config.engine, Contract::PLAIN, 0)
             .expect_err("no room");
         let expected = "the pool of 4294967295 blocks takes 3377699719741440 bytes, which this \
-            machine does not give: lower engine.num_gpu_blocks_override or engine.device_memory";
+            machine does not give: lower engine.num_gpu_blocks_override, engine.device_memory or \
+            engine.gpu_memory_utilization";
         assert_eq!(error.to_string(), expected);
     }
 }

@@ -44,7 +44,8 @@ pub enum EngineError {
     },
     #[error(
         "the pool of {num_blocks} blocks takes {bytes} bytes, which this machine does not give: \
-         lower engine.num_gpu_blocks_override or engine.device_memory"
+         lower engine.num_gpu_blocks_override, engine.device_memory or \
+         engine.gpu_memory_utilization"
     )]
     PoolTooLarge { num_blocks: u32, bytes: u64 },
     #[error("request {request} has an empty prompt: give it at least one token")]

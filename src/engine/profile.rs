@@ -9,7 +9,8 @@ use crate::ops::array::Device;
 /// As [`block_memory`], but where the device's own memory is to be planned with, a model of these
 /// weights computes `max_num_batched_tokens` tokens and the fullest moment counts. As in vLLM's
 /// `determine_available_memory`, what others held before, such as the trainer, is not the engine's
-/// and is not counted: they fit beside it, or the pool is refused.
+/// and is not counted: it must fit beside the pool, as must what scoring, training and evaluation
+/// take later. `gpu_memory_utilization` leaves them their room.
 ///
 /// # Errors
 /// As [`Layout::new`].

@@ -1,8 +1,9 @@
 //! One file an operation. The only room with `unsafe`, and the only one that computes an address.
 //!
-//! Every operation works on one chunk of packed rows on one thread; callers run chunks in
-//! parallel. A row's bits depend on nothing but the row itself (see each file's header for its
-//! order), which is what makes decode, prefill and trainer agree.
+//! Every operation works on one chunk of packed rows: on the CPU on one thread, callers running
+//! chunks in parallel, on a GPU in a launch or a few. A row's bits depend on nothing but the row
+//! itself (see each file's header for its order), which is what makes decode, prefill and trainer
+//! agree.
 
 pub mod adamw;
 pub mod array;

@@ -7,11 +7,11 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
 use super::session::Session;
 use crate::base::Step;
-use crate::config::{Config, Update};
+use crate::config::{Config, Device, Update};
 use crate::model::{MixerKind, Plan};
 use crate::ops::gemm::{gemm, Into, Packed};
 use crate::ops::simd;
@@ -26,6 +26,10 @@ const FORWARDS_A_TRAINED_TOKEN: f64 = 4.0;
 /// # Errors
 /// As the run itself.
 pub fn bench(config: &Config) -> Result<String> {
+    ensure!(
+        config.engine.device == Device::Cpu,
+        "bench holds its rates against the CPU's floor: set engine.device = \"cpu\""
+    );
     let mut session = Session::open(config)?;
     let mut rates: [Vec<f64>; 3] = Default::default();
     for step in (1..=TIMED_STEPS + 1).map(Step::new) {

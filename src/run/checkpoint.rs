@@ -89,14 +89,14 @@ impl Left {
         config: &Config,
         quiet: bool,
     ) -> Result<(Session, Recorder, Option<Step>)> {
-        let mut session = Session::open(config)?;
         let held = (self.folder, self.claim);
         let Some((saved, State { step, session: state, recorder, .. })) = self.last else {
+            let session = Session::open(config)?;
             held.0.clear()?;
             let recorder = Recorder::create(held, &session, quiet)?;
             return Ok((session, recorder, None));
         };
-        session.restore(state, &saved)?;
+        let session = Session::reopen(config, state, &saved)?;
         let recorder = Recorder::resume(held, &session, quiet, (step, recorder))?;
         Ok((session, recorder, Some(step)))
     }

@@ -30,7 +30,6 @@ pub(super) fn open(device: config::Device) -> Result<Device> {
 #[cfg(feature = "cuda")]
 pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     use crate::ops::cuda::DeviceError;
-    quiet_device_errors();
     // What was under way is not used again: an error ends the run.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         match payload.downcast::<DeviceError>() {
@@ -43,18 +42,4 @@ pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 #[cfg(not(feature = "cuda"))]
 pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     work()
-}
-
-/// A device's failure is told as an error, not as a panic.
-#[cfg(feature = "cuda")]
-fn quiet_device_errors() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            if !panic.payload().is::<crate::ops::cuda::DeviceError>() {
-                before(panic);
-            }
-        }));
-    });
 }

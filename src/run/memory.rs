@@ -17,7 +17,7 @@ impl MemoryPlan {
         let compute = params * config.model.dtype.bytes();
         let mut parts = vec![("master weights", params * 4), ("weights handed over", compute)];
         if config.engine.device == Device::Cuda {
-            // What else there is lies on the device.
+            // Master and moments that are updated lie on the device, and so does the engine.
             return Self { parts };
         }
         // On the CPU packed weights are f32 whatever the compute dtype.

@@ -1,4 +1,5 @@
-//! The spikes that scheduler and pool foretell, before any tensor moves.
+//! The spikes that scheduler and pool foretell, without a tensor of the run. Where the pool is what
+//! a device's memory leaves, the pass that measures it comes first.
 
 use anyhow::Result;
 

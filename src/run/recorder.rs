@@ -291,18 +291,19 @@ impl Recorder {
         Ok(())
     }
 
-    /// The greedy evaluation and the final weights, where they are asked for.
+    /// The final weights and the greedy evaluation, where they are asked for. What training made is
+    /// saved before anything else may fail.
     pub(super) fn leave_model(&mut self, session: &Session) -> Result<()> {
         let config = &session.config;
+        if config.checkpoint.save_final && config.trainer.update == Update::Adamw {
+            let folder = self.folder.final_model();
+            save_folder(&folder, &session.plan, &session.trainer.master()?, config.model.dtype)?;
+        }
         if config.check.greedy_eval_prompts > 0 {
             let found = session.evaluate(config.check.greedy_eval_prompts)?;
             let path = self.folder.root().join("evaluation.json");
             report::write_json(&path, &found)?;
             self.progress.evaluation(&found);
-        }
-        if config.checkpoint.save_final && config.trainer.update == Update::Adamw {
-            let folder = self.folder.final_model();
-            save_folder(&folder, &session.plan, &session.trainer.master()?, config.model.dtype)?;
         }
         Ok(())
     }

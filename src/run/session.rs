@@ -74,16 +74,27 @@ impl Session {
     /// # Errors
     /// Whatever is wrong with the model, the task or the engine's limits.
     pub fn open(config: &Config) -> Result<Self> {
+        Self::open_with(config, None)
+    }
+
+    /// As [`Self::open`]; where the device's memory gives the number of blocks, they are as many as
+    /// they were, whatever it would give today.
+    fn open_with(config: &Config, measured: Option<u32>) -> Result<Self> {
         let Parts { plan, master, num, codec } = parts::load(config)?;
         let task = Task::new(&config.task, config.seed, Arc::clone(&codec))?;
         let contract = config.contract();
         let device = device::open(config.engine.device)?;
         let trainer = Trainer::new(&device, plan.clone(), num, config.trainer.clone(), &master);
-        // The trainer's weights are on the device by now, so that the engine leaves them room.
+        // The trainer has its own.
         drop(master);
         let weights = trainer.hand_over()?;
-        let memory = measured_memory(&device, &plan, &num, &config.engine, &weights.units)?;
-        let num_blocks = engine::layout(&plan, &num, &config.engine)?.num_blocks(&memory)?;
+        let num_blocks = match measured {
+            Some(as_before) if config.engine.is_measured() => as_before,
+            _ => {
+                let memory = measured_memory(&device, &plan, &num, &config.engine, &weights.units)?;
+                engine::layout(&plan, &num, &config.engine)?.num_blocks(&memory)?
+            }
+        };
         let mut engine = Engine::with_blocks(
             &device,
             plan.clone(),

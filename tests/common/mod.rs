@@ -78,8 +78,13 @@ pub fn config(text: &str) -> Config {
 /// The CPU; with GAPSCOPE_TEST_DEVICE=cuda in a build with CUDA the first GPU, which is held to the
 /// same tables.
 pub fn device() -> Device {
+    let asked = std::env::var("GAPSCOPE_TEST_DEVICE").unwrap_or_else(|_| "cpu".to_owned());
+    assert!(
+        asked == "cpu" || asked == "cuda" && cfg!(feature = "cuda"),
+        "GAPSCOPE_TEST_DEVICE={asked} is no device of this build"
+    );
     #[cfg(feature = "cuda")]
-    if std::env::var("GAPSCOPE_TEST_DEVICE").is_ok_and(|name| name == "cuda") {
+    if asked == "cuda" {
         static GPU: std::sync::OnceLock<Device> = std::sync::OnceLock::new();
         let open = || {
             let gpu = gapscope::ops::cuda::Gpu::open(0).expect("GAPSCOPE_TEST_DEVICE asks for it");

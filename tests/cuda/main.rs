@@ -19,6 +19,13 @@ use std::sync::{Arc, OnceLock};
 
 use gapscope::ops::cuda::Gpu;
 
+/// A test that the device is too small for.
+pub fn too_small(why: &str) {
+    let required = std::env::var_os("GAPSCOPE_REQUIRE_CUDA").is_some();
+    assert!(!required, "GAPSCOPE_REQUIRE_CUDA is set: {why}");
+    eprintln!("not run: {why}");
+}
+
 /// Device 0, opened once for all tests.
 pub fn gpu() -> Option<Arc<Gpu>> {
     static GPU: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();

@@ -13,9 +13,9 @@ fn config(toml: &str, set: &[&str]) -> Config {
 }
 
 /// Where a run of the device is to be the CPU's, step by step and token by token.
-fn same_on_both(name: &str, toml: &str, set: &[&str]) {
+fn same_on_both(name: &str, toml: &str, set: &[&str]) -> usize {
     if gpu().is_none() {
-        return;
+        return 0;
     }
     let parent = tempfile::tempdir().expect("a temporary folder");
     let folders = ["cpu", "cuda"].map(|device| {
@@ -34,12 +34,13 @@ fn same_on_both(name: &str, toml: &str, set: &[&str]) {
     );
     assert_eq!(cpu.n_tokens, cuda.n_tokens, "{name}");
     assert!(!found.differs(), "{name}:\n{found}");
+    cuda.spike_steps.len()
 }
 
 /// A run on the device alone, every token of which is the same to the last bit on all legs.
-fn exact(name: &str, toml: &str, set: &[&str]) {
+fn exact(name: &str, toml: &str, set: &[&str]) -> u64 {
     if gpu().is_none() {
-        return;
+        return 0;
     }
     let parent = tempfile::tempdir().expect("a temporary folder");
     let set = [set, &["engine.device=cuda", "check.legs=[\"prefill\"]"]].concat();
@@ -51,6 +52,7 @@ fn exact(name: &str, toml: &str, set: &[&str]) {
     );
     assert_eq!(summary.frac_bitwise_equal, Some(1.0), "{name}");
     assert!(steps.lines().count() > 0 && summary.spike_steps.is_empty(), "{name}");
+    summary.preemptions
 }
 
 const TINY: &str = "name = \"x\"\nsteps = 3\nmodel.preset = \"tiny-jamba\"\n\
@@ -110,13 +112,15 @@ fn both_bugs_come_out_as_on_the_cpu() {
     };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/models/arithmetic");
     let model = format!("model.path={}", folder.display());
-    same_on_both("imposter", &read("imposter_request.toml"), &[&model]);
-    same_on_both("index wrap", &read("index_wrap.toml"), &["steps=24"]);
-    same_on_both(
-        "index wrap, 128",
-        &read("index_wrap.toml"),
-        &["steps=2", "rollout.rollouts_per_prompt=128"],
-    );
+    let often = &["steps=2", "rollout.rollouts_per_prompt=128"][..];
+    for (name, toml, set, spikes) in [
+        ("imposter", "imposter_request.toml", &[model.as_str()][..], 3),
+        ("index wrap", "index_wrap.toml", &["steps=24"], 2),
+        ("index wrap, 128", "index_wrap.toml", often, 2),
+    ] {
+        let found = same_on_both(name, &read(toml), set);
+        assert!(found == spikes || gpu().is_none(), "{name}: {found} spike steps");
+    }
 }
 
 #[test]
@@ -140,9 +144,17 @@ fn bf16_is_exact_at_any_batch_size() {
             );
         }
         let set: Vec<&str> = dtypes.iter().map(String::as_str).collect();
-        // A pool that holds a few requests at a time: preemptions.
-        let tight = ["engine.num_gpu_blocks_override=24", "trainer.update=none"];
-        exact(&format!("{dtype}, state {state}, a tight pool"), TINY, &[&set[..], &tight].concat());
+        // A pool that holds a few requests at a time, which need another block on their way.
+        let tight = [
+            "engine.num_gpu_blocks_override=24",
+            "engine.max_model_len=192",
+            "rollout.max_new_tokens=120",
+            "rollout.ignore_eos=true",
+            "trainer.update=none",
+        ];
+        let name = format!("{dtype}, state {state}, a tight pool");
+        let preemptions = exact(&name, TINY, &[&set[..], &tight].concat());
+        assert!(preemptions > 0 || gpu().is_none(), "{name}: no preemption");
         let train = ["trainer.warm_start.steps=3", "trainer.warm_start.batch=8"];
         exact(&format!("{dtype}, state {state}, training"), TINY, &[&set[..], &train].concat());
     }

@@ -289,7 +289,7 @@ fn thirty_two_bits_wrap_at_the_true_two_to_the_thirty_second() {
         ssm_stride: 90_112,
     };
     if !Pages::fit(&gpu, 1, num_blocks, view.page_bytes()) {
-        return eprintln!("scan, 2^32: not run, the device has less than 17.2 GB free");
+        return crate::too_small("scan, 2^32: the device has less than 17.2 GB free");
     }
     let mut report = Report::default();
     let mut pages = Pages::new(&gpu, 1, num_blocks, view.page_bytes());

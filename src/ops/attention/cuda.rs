@@ -3,6 +3,8 @@
 // A struct that a kernel takes by value is promised to be plain numbers; launches are raw calls.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 
 use super::Heads;
@@ -56,13 +58,15 @@ impl Rows<'_> {
     }
 }
 
-/// Where a batch's keys and values lie in a layer's pages. It holds no borrow of them: one stream
-/// orders what is written and what is read, and pages outlive every step.
+/// Where a batch's keys and values lie in a layer's pages. One stream orders what is written and
+/// what is read.
 #[derive(Debug)]
 pub struct Paged {
     view: KeyValueView,
     argument: KeyValueArgument,
     tables: BlockTables,
+    /// What the argument points into.
+    _buffer: Arc<CudaSlice<u8>>,
 }
 
 impl Paged {
@@ -73,7 +77,7 @@ impl Paged {
         let rows = tables.iter().copied().zip(spans.iter().map(tokens));
         let tables = BlockTables::upload(pages.gpu(), view.block_tokens, rows);
         let argument = view.argument(pages, &tables);
-        Self { view: *view, argument, tables }
+        Self { view: *view, argument, tables, _buffer: pages.buffer(view.buffer) }
     }
 
     fn assert_fits(&self, spans: &Spans) {
@@ -115,7 +119,7 @@ pub fn forward_paged(
 ) {
     assert_eq!(q.len(), spans.tokens as usize * heads.query_row(), "q is not [T, Q, E]");
     assert_eq!(q.len(), out.len(), "q and out differ");
-    let Paged { view, argument, tables } = places;
+    let Paged { view, argument, tables, .. } = places;
     places.assert_fits(spans);
     assert_eq!(view.row, heads.key_value_row(), "the pages hold other heads");
     if spans.tokens == 0 {

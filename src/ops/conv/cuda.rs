@@ -97,8 +97,8 @@ pub fn forward(
     }
 }
 
-/// Gradients, as the CPU's backward takes them: dx[T, D] overwritten; dw[D, K] and dbias[D] added
-/// to, spans in order.
+/// Gradients, as the CPU's backward takes them: dx[T, D] overwritten; `dw[D, K]` and `dbias[D]`
+/// added to, spans in order.
 #[derive(Debug)]
 pub struct Gradients<'a> {
     pub x_td: CudaViewMut<'a, f32>,

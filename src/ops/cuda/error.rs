@@ -43,6 +43,16 @@ pub enum DeviceError {
          or set engine.device = \"cpu\""
     )]
     Library { source: CublasError },
+    #[error("cuBLASLt failed to {what} on the device: {source:?}")]
+    Product { what: String, source: CublasError },
+}
+
+impl DeviceError {
+    /// Ends the work: unwinds with this error as the payload. No panic hook hears of it, because
+    /// whoever catches it tells it.
+    pub(in crate::ops) fn unwind(self) -> ! {
+        std::panic::resume_unwind(Box::new(self))
+    }
 }
 
 /// Ends the work where the device fails within an operation: unwinds with a [`DeviceError`].
@@ -52,14 +62,13 @@ pub trait OrFail<T> {
 
 impl<T> OrFail<T> for Result<T, DriverError> {
     fn or_fail(self, what: &str) -> T {
-        self.unwrap_or_else(|source| {
-            std::panic::panic_any(DeviceError::Call { what: what.to_owned(), source })
-        })
+        self.unwrap_or_else(|source| DeviceError::Call { what: what.to_owned(), source }.unwind())
     }
 }
 
 impl<T> OrFail<T> for Result<T, CublasError> {
-    fn or_fail(self, _: &str) -> T {
-        self.unwrap_or_else(|source| std::panic::panic_any(DeviceError::Library { source }))
+    fn or_fail(self, what: &str) -> T {
+        let what = what.to_owned();
+        self.unwrap_or_else(|source| DeviceError::Product { what, source }.unwind())
     }
 }

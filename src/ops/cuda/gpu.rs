@@ -12,7 +12,7 @@ use sys::CUmemPool_attribute as Attribute;
 
 use super::kernels::{Kernel, FILES};
 use super::probe::{self, call};
-use super::{DeviceError, OrFail};
+use super::{DeviceError, OrFail, ARCHITECTURES};
 use crate::ops::array::MemoryUse;
 use crate::ops::gemm::cuda::Library;
 
@@ -47,10 +47,11 @@ impl Gpu {
         }
         let context = CudaContext::new(ordinal).map_err(call("opening the device"))?;
         let found = context.compute_capability().map_err(call("asking for its capability"))?;
-        if found < MIN_CAPABILITY {
+        let needed = lowest_compiled().max(MIN_CAPABILITY);
+        if found < needed {
             let name = context.name().unwrap_or_default();
             let dotted = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-            let (found, needed) = (dotted(found), dotted(MIN_CAPABILITY));
+            let (found, needed) = (dotted(found), dotted(needed));
             return Err(DeviceError::OldDevice { name, found, needed });
         }
         // SAFETY: one stream orders all work on this context, so no event is needed between uses.
@@ -91,7 +92,7 @@ impl Gpu {
         // SAFETY: a `DeviceRepr` is plain numbers, any bits of which are a value.
         let array = match unsafe { self.stream.alloc::<T>(len.max(1)) } {
             Ok(array) => array,
-            Err(error) => std::panic::panic_any(self.no_room(len as u64, size_of::<T>(), error)),
+            Err(error) => self.no_room(len as u64, size_of::<T>(), error).unwind(),
         };
         if len > 0 {
             return array;
@@ -203,6 +204,12 @@ impl Gpu {
         let bytes = i32::try_from(bytes).expect("shared memory is far below 2^31 bytes");
         self.function(kernel).set_attribute(attribute, bytes).or_fail("raising shared memory");
     }
+}
+
+/// The lowest of [`ARCHITECTURES`]; newer devices compile its PTX.
+fn lowest_compiled() -> (i32, i32) {
+    let numbers = ARCHITECTURES.split(',').filter_map(|one| one.trim().parse::<i32>().ok());
+    numbers.min().map_or(MIN_CAPABILITY, |lowest| (lowest / 10, lowest % 10))
 }
 
 /// Freed memory stays with the device's pool, so that a step which allocates what the last one

@@ -78,7 +78,7 @@ fn grid(rows: u64, columns: u64) -> (u32, u32) {
 }
 
 fn blocks(len: u64) -> (u32, u32) {
-    (len.div_ceil(u64::from(THREADS)) as u32, 1)
+    (u32::try_from(len.div_ceil(u64::from(THREADS))).expect("a product fits in a grid"), 1)
 }
 
 /// y[M, N] = round(x[M, K] · Wᵀ + bias). Where the weight is bf16, x must hold bf16 values.

@@ -21,12 +21,13 @@ const ZEROED_AT_ONCE: usize = 1 << 30;
 /// `buffers` raw byte buffers of `num_blocks` pages each, as the CPU's [`super::Pages`].
 pub struct Pages {
     gpu: Arc<Gpu>,
-    buffers: Vec<CudaSlice<u8>>,
+    /// What points into one keeps it alive.
+    buffers: Vec<Arc<CudaSlice<u8>>>,
 }
 
 impl fmt::Debug for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes: Vec<usize> = self.buffers.iter().map(CudaSlice::len).collect();
+        let bytes: Vec<usize> = self.buffers.iter().map(|buffer| buffer.len()).collect();
         f.debug_struct("Pages").field("bytes", &bytes).finish()
     }
 }
@@ -43,7 +44,7 @@ impl Pages {
                 let mut piece = buffer.slice_mut(start..end);
                 gpu.stream().memset_zeros(&mut piece).or_fail("zero the pool");
             }
-            buffer
+            Arc::new(buffer)
         };
         Self { gpu: Arc::clone(gpu), buffers: (0..buffers).map(zeroed).collect() }
     }
@@ -84,9 +85,17 @@ impl Pages {
         let mut bytes = vec![0; self.buffer_bytes() as usize];
         for (i, buffer) in self.buffers.iter_mut().enumerate() {
             read(i, &mut bytes)?;
+            let buffer = Arc::get_mut(buffer).expect("no launch is being put together");
             self.gpu.stream().memcpy_htod(&bytes, buffer).or_fail("upload pages");
+            // The bytes are the next buffer's.
+            self.gpu.stream().synchronize().or_fail("upload pages");
         }
         Ok(())
+    }
+
+    /// The memory of one buffer.
+    pub(in crate::ops) fn buffer(&self, buffer: usize) -> Arc<CudaSlice<u8>> {
+        Arc::clone(&self.buffers[buffer])
     }
 
     /// Bytes of one buffer.
@@ -111,7 +120,9 @@ impl Pages {
     pub fn upload(&mut self, buffer: usize, offset: u64, bytes: &[u8]) {
         let (all, end) = (self.buffer_bytes(), offset + bytes.len() as u64);
         assert!(end <= all, "bytes {offset}..{end} of a {all}-byte buffer");
-        let mut piece = self.buffers[buffer].slice_mut(offset as usize..end as usize);
+        let buffer =
+            Arc::get_mut(&mut self.buffers[buffer]).expect("no launch is being put together");
+        let mut piece = buffer.slice_mut(offset as usize..end as usize);
         self.gpu.stream().memcpy_htod(bytes, &mut piece).or_fail("upload pages");
     }
 
@@ -124,8 +135,7 @@ fn address<T>(gpu: &Gpu, array: &CudaSlice<T>) -> u64 {
     array.device_ptr(gpu.stream()).0
 }
 
-/// Where a launch's states come from and go to. It holds no borrow of the pages: one stream orders
-/// what is written and what is read, and pages outlive every step.
+/// Where a launch's states come from and go to. One stream orders what is written and what is read.
 #[derive(Debug)]
 pub enum States {
     /// Sequences seen whole: zeros, and nothing is stored.
@@ -139,9 +149,8 @@ pub enum States {
 #[derive(Debug)]
 pub struct Paged {
     view: StateView,
-    /// Of the layer's buffer.
-    pages: u64,
-    buffer_bytes: u64,
+    /// The layer's.
+    buffer: Arc<CudaSlice<u8>>,
     blocks: CudaSlice<u32>,
     reads: CudaSlice<u32>,
     count: usize,
@@ -174,8 +183,7 @@ impl States {
         let reads: Vec<u32> = rows.iter().map(|row| u32::from(row.reads)).collect();
         Self::Paged(Paged {
             view: *view,
-            pages: pages.address(view.buffer),
-            buffer_bytes: pages.buffer_bytes(),
+            buffer: Arc::clone(&pages.buffers[view.buffer]),
             count: rows.len(),
             highest: rows.iter().map(|row| row.block).max().unwrap_or_default(),
             blocks: pages.gpu.upload(&blocks),
@@ -205,7 +213,7 @@ impl States {
         assert_eq!(view.conv_elements, elements as u64, "a whole convolution state");
         paged.assert_holds(view.conv_bytes(paged.highest));
         StateArgument {
-            pages: paged.pages,
+            pages: address(gpu, &paged.buffer),
             slots: address(gpu, &paged.blocks),
             reads: address(gpu, &paged.reads),
             offset: 0,
@@ -233,7 +241,7 @@ impl States {
         paged.assert_holds(view.ssm_bytes(paged.highest, u64::BITS));
         assert!(u32::try_from(view.ssm_stride).is_ok(), "a stride of {} elements", view.ssm_stride);
         StateArgument {
-            pages: paged.pages,
+            pages: address(gpu, &paged.buffer),
             slots: address(gpu, &paged.blocks),
             reads: address(gpu, &paged.reads),
             offset: view.ssm_offset,
@@ -255,7 +263,7 @@ impl States {
 
 impl Paged {
     fn assert_holds(&self, bytes: Range<u64>) {
-        assert!(bytes.end <= self.buffer_bytes, "block {} is in no page", self.highest);
+        assert!(bytes.end <= self.buffer.len() as u64, "block {} is in no page", self.highest);
     }
 }
 

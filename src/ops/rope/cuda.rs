@@ -1,5 +1,5 @@
 //! Rotary positions on the device, bit for bit the CPU's (kernels/rope.cu). Angles are turned into
-//! cosines and sines on the host, in f64, and uploaded once for all layers.
+//! cosines and sines on the host, in f64, and uploaded for every call.
 
 // Launches are raw calls: each wrapper asserts the lengths that its kernels index.
 #![allow(unsafe_code)]

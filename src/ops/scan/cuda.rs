@@ -121,7 +121,7 @@ impl Rows<'_> {
 }
 
 /// y[T, D] of packed rows; each span's state advances, rounded to `state_dtype` after each row. All
-/// loads come before all stores, and stores that may collide are in the spans' order.
+/// ssm states are loaded before any is stored, and stores that may collide are in the spans' order.
 pub fn forward(
     gpu: &Gpu,
     weights: &Weights<'_>,

@@ -4,6 +4,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::Session;
+use crate::config::Config;
 use crate::engine::SchedulerSnapshot;
 use crate::model::combine_fingerprints;
 use crate::report::{SavedArray, SavedCheckpoint};
@@ -46,11 +47,18 @@ impl Session {
         arrays
     }
 
-    /// Brings a session that was just opened to where the checkpoint was made.
+    /// A session as it was when the checkpoint was made.
     ///
     /// # Errors
-    /// A checkpoint of another model or pool.
-    pub fn restore(&mut self, state: SessionState, saved: &SavedCheckpoint) -> Result<()> {
+    /// As [`Self::open`], and a checkpoint of another model or pool.
+    pub fn reopen(config: &Config, state: SessionState, saved: &SavedCheckpoint) -> Result<Self> {
+        let num_blocks = u32::try_from(state.scheduler.pool.blocks.len())?;
+        let mut session = Self::open_with(config, Some(num_blocks))?;
+        session.restore(state, saved)?;
+        Ok(session)
+    }
+
+    fn restore(&mut self, state: SessionState, saved: &SavedCheckpoint) -> Result<()> {
         if self.config.trainer.kl_coef > 0.0 {
             self.trainer.freeze_reference()?;
         }
