@@ -167,13 +167,15 @@ fn a_run() {
 
 #[test]
 fn a_run_that_leaves_its_model() {
-    let sets = ["steps=1", "check.greedy_eval_prompts=2", "checkpoint.save_final=true"];
-    let args = [&["run", SMALL][..], &set(&sets), &["--out"]].concat();
+    let args = |setting| [&["run", SMALL][..], &set(&["steps=1", setting]), &["--out"]].concat();
     let sizes = (8..40).chain((40..500).step_by(20));
-    let found = check(sizes, &args, "run", nothing, run_is_readable);
-    let names = ["evaluation.json", "checkpoints/final/config.json"].map(|n| format!("run/{n}"));
-    assert_named(&found, &names.each_ref().map(String::as_str));
-    assert_named(&found, &["run/checkpoints/final/model.safetensors"]);
+    let saving = args("checkpoint.save_final=true");
+    let found = check(sizes, &saving, "run", nothing, run_is_readable);
+    let model = ["config.json", "model.safetensors"].map(|n| format!("run/checkpoints/final/{n}"));
+    assert_named(&found, &model.each_ref().map(String::as_str));
+    let evaluating = args("check.greedy_eval_prompts=2");
+    let found = check(8..100, &evaluating, "run", nothing, run_is_readable);
+    assert_named(&found, &["run/evaluation.json"]);
 }
 
 /// The advice is good: with room made, `--resume` comes to the end that an undisturbed run has.
