@@ -1,5 +1,5 @@
-//! Under the `cuda` feature: compiles `kernels/*.cu` with nvcc into one fat binary a file, which the
-//! library embeds.
+//! Under the `cuda` feature: compiles `kernels/*.cu` with nvcc into one fat binary a file, which
+//! the library embeds.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use std::process::Command;
 /// lowest also as PTX, which newer devices' drivers compile.
 const ARCHITECTURES: &str = "80,90";
 
-/// Multiply and add are rounded apart, division and square root as IEEE 754 has them: the CPU's bits.
+/// Multiply and add are rounded apart, division and square root as IEEE 754 has them: the CPU's
+/// bits.
 const NUMERICS: [&str; 4] = ["-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"];
 
 fn main() {

@@ -1,5 +1,5 @@
-// The arithmetic of `src/ops/simd.rs` and `src/ops/round.rs`, operation by operation: compiled without contraction,
-// with rounded division and square root, it has the CPU's bits.
+// The arithmetic of `src/ops/simd.rs` and `src/ops/round.rs`, operation by operation: compiled
+// without contraction, with rounded division and square root, it has the CPU's bits.
 #pragma once
 
 #include <cstdint>

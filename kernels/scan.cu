@@ -6,8 +6,7 @@
 // src/ops/simd.rs. Bit for bit src/ops/scan.rs, forward and backward.
 //
 // Every kernel comes twice: `_16` holds the 16 states of nearly every Mamba-1 in registers, `_any`
-// keeps N of them in `spill`, [spans, D, N] floats. Where `last` is given, [spans, D, N] floats too,
-// the states that a launch ends with are left there instead of in its pages.
+// keeps N of them in `spill`, [spans, D, N] floats.
 #include "pages.cuh"
 
 // One channel, one row: advances the channel's N states, returns sum_n h*C.
@@ -63,7 +62,6 @@ __device__ __forceinline__ void forward(
     uint32_t states,
     uint32_t dtype,
     float* __restrict__ spill,
-    float* __restrict__ last,
     float* __restrict__ y_td) {
     const uint32_t span = blockIdx.x;
     const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
@@ -96,22 +94,33 @@ __device__ __forceinline__ void forward(
         round_states<FIXED>(h, n, state.dtype);
     }
     if (!paged) return;
-    if (last != nullptr) {
-        float* mine = last + static_cast<uint64_t>(span) * channels * n + first;
-#pragma unroll
-        for (uint32_t i = 0; i < n; ++i) mine[i] = h[i];
-        return;
-    }
 #pragma unroll
     for (uint32_t i = 0; i < n; ++i) store_element(at, state.dtype, first + i, h[i]);
 }
 
-// The states that one span of `forward` has left in `last`, to their address. Spans whose addresses
-// may be the same are stored one after another. A thread owns an element.
-extern "C" __global__ void scan_store(
-    const float* __restrict__ last, State state, uint32_t span, uint64_t len) {
+// States whose addresses may be one another's go through copies, [spans, len] elements of their own
+// dtype: all are loaded first and, after `forward` has worked on the copies, stored one span after
+// another. A thread owns an element.
+__device__ __forceinline__ void copy_element(
+    unsigned char* to, const unsigned char* from, uint32_t dtype, uint64_t to_i, uint64_t from_i) {
+    if (dtype == BF16) {
+        reinterpret_cast<uint16_t*>(to)[to_i] = reinterpret_cast<const uint16_t*>(from)[from_i];
+    } else {
+        reinterpret_cast<uint32_t*>(to)[to_i] = reinterpret_cast<const uint32_t*>(from)[from_i];
+    }
+}
+
+extern "C" __global__ void scan_load(State state, uint64_t len, unsigned char* copies) {
     const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < len) store_element(state_at(state, span), state.dtype, i, last[span * len + i]);
+    const uint32_t span = blockIdx.y;
+    if (i >= len || !state.reads[span]) return;
+    copy_element(copies, state_at(state, span), state.dtype, span * len + i, i);
+}
+
+extern "C" __global__ void scan_store(
+    const unsigned char* copies, State state, uint32_t span, uint64_t len) {
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < len) copy_element(state_at(state, span), copies, state.dtype, i, span * len + i);
 }
 
 // The backward of sequences that start from nothing, for the channels `first`..`first + width`:
@@ -221,10 +230,10 @@ __device__ __forceinline__ void backward(
     const float *c_td, const float *dt_td, const float *b_tn, const float *c_tn,                 \
         const float *z_td, const float *a_dn, const float *skip_d, const float *dt_bias_d,       \
         State state, const uint32_t *starts, const uint32_t *lens, uint32_t channels,            \
-        uint32_t states, uint32_t dtype, float *spill, float *last, float *y_td
+        uint32_t states, uint32_t dtype, float *spill, float *y_td
 #define FORWARD_ARGUMENTS                                                                        \
     c_td, dt_td, b_tn, c_tn, z_td, a_dn, skip_d, dt_bias_d, state, starts, lens, channels,       \
-        states, dtype, spill, last, y_td
+        states, dtype, spill, y_td
 
 extern "C" __global__ void scan_forward_16(FORWARD_PARAMETERS) { forward<16>(FORWARD_ARGUMENTS); }
 

@@ -5,7 +5,10 @@
 
 // out[len]: widened, which loses nothing.
 extern "C" __global__ void weights_widen(
-    const unsigned char* __restrict__ bytes, uint64_t len, uint32_t dtype, float* __restrict__ out) {
+    const unsigned char* __restrict__ bytes,
+    uint64_t len,
+    uint32_t dtype,
+    float* __restrict__ out) {
     const uint64_t i = this_element();
     if (i < len) out[i] = load_element(bytes, dtype, i);
 }

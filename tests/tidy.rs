@@ -67,6 +67,10 @@ impl File {
     fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
+
+    fn is_kernel(&self) -> bool {
+        self.path.ends_with(".cu") || self.path.ends_with(".cuh")
+    }
 }
 
 /// A rule's complaints about one file: line, counted from 1, and what is wrong with it.
@@ -78,10 +82,10 @@ const RULES: [Rule; 6] =
 #[test]
 fn the_tree_is_tidy() {
     let mut files = Vec::new();
-    for folder in ["src", "tests", "configs", "experiments"] {
+    for folder in ["src", "tests", "configs", "experiments", "kernels"] {
         collect(Path::new(env!("CARGO_MANIFEST_DIR")), folder, &mut files);
     }
-    for path in ["src/lib.rs", "tests/tidy.rs", "experiments/quickstart.toml"] {
+    for path in ["src/lib.rs", "tests/tidy.rs", "experiments/quickstart.toml", "kernels/scan.cu"] {
         assert!(files.iter().any(|file| file.path == path), "{path} was not looked at");
     }
     let complaints: Vec<String> = files.iter().flat_map(complaints).collect();
@@ -101,7 +105,7 @@ fn collect(root: &Path, path: &str, files: &mut Vec<File>) {
         for name in names {
             collect(root, &format!("{path}/{}", name.to_string_lossy()), files);
         }
-    } else if path.ends_with(".rs") || path.ends_with(".toml") {
+    } else if [".rs", ".toml", ".cu", ".cuh"].iter().any(|kind| path.ends_with(kind)) {
         files.push(File::new(path, std::fs::read_to_string(full).expect("a text file")));
     }
 }
@@ -162,7 +166,7 @@ fn reserved_words(file: &File) -> Vec<(usize, String)> {
 
 fn short_files(file: &File) -> Vec<(usize, String)> {
     let lines = file.text.lines().count();
-    if !file.is_rust() || lines <= LINES_MAX {
+    if !(file.is_rust() || file.is_kernel()) || lines <= LINES_MAX {
         return Vec::new();
     }
     vec![(lines, format!("{lines} lines in a file, at most {LINES_MAX}"))]
@@ -189,7 +193,7 @@ fn short_functions(file: &File) -> Vec<(usize, String)> {
 }
 
 fn short_lines(file: &File) -> Vec<(usize, String)> {
-    if !file.is_rust() {
+    if !file.is_rust() && !file.is_kernel() {
         return Vec::new();
     }
     let columns = numbered(&file.text).map(|(line, text)| (line, text.chars().count()));

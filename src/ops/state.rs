@@ -28,9 +28,7 @@ pub enum States {
     /// Copies, which [`Self::store_conv`] and [`Self::store_ssm`] write back.
     Cpu(Vec<MambaState>),
     /// The pages themselves, which the kernels read and write: nothing is left to write back. A
-    /// launch takes all rows, so that its loads come before its stores; but the scan loads its
-    /// states when the convolution has stored its own, which shows where an address that wraps is
-    /// another row's of the same pass.
+    /// launch takes all rows, so that its loads come before its stores.
     #[cfg(feature = "cuda")]
     Cuda(cuda::States),
 }

@@ -22,8 +22,8 @@ macro_rules! kernels {
 
 kernels! {
     "conv": conv_forward conv_advance conv_backward_pre conv_backward_input conv_backward_weights;
-    "scan": scan_forward_16 scan_forward_any scan_store scan_backward_16 scan_backward_any
-        scan_sum_channels scan_sum_rows scan_backward_weights;
+    "scan": scan_forward_16 scan_forward_any scan_load scan_store scan_backward_16
+        scan_backward_any scan_sum_channels scan_sum_rows scan_backward_weights;
     "attention": attention_store_f32 attention_store_bf16 attention_paged_f32 attention_paged_bf16
         attention_own attention_backward_query attention_backward_key;
     "gemm": gemm_forward_f32 gemm_finish gemm_input_gradient_f32 gemm_input_gradient_bf16

@@ -12,7 +12,7 @@ use cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr};
 use super::{KeyValueView, StateView};
 use crate::base::BlockId;
 use crate::config::Dtype;
-use crate::ops::cuda::{dtype_code, Gpu, OrFail, Spans};
+use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, Spans, THREADS};
 use crate::ops::state::StateRow;
 
 /// Zeroed in pieces, so that no single command is as long as a pool.
@@ -140,7 +140,8 @@ fn address<T>(gpu: &Gpu, array: &CudaSlice<T>) -> u64 {
 pub enum States {
     /// Sequences seen whole: zeros, and nothing is stored.
     Fresh { count: usize },
-    /// The pages, read and written in place.
+    /// The pages, read and written in place; through copies where the ssm state's address may be
+    /// another row's.
     Paged(Paged),
 }
 
@@ -157,6 +158,15 @@ pub struct Paged {
     highest: BlockId,
     /// Width of slot x stride for the ssm state; a convolution's is always 64.
     bits: u32,
+    copies: Option<Copies>,
+}
+
+/// ssm states of the rows that read one, as they were when the pass began, side by side.
+#[derive(Debug)]
+struct Copies {
+    bytes: CudaSlice<u8>,
+    /// Row i's place is i.
+    places: CudaSlice<u32>,
 }
 
 /// `struct State` of kernels/pages.cuh.
@@ -181,7 +191,7 @@ impl States {
     pub fn paged(pages: &Pages, view: &StateView, rows: &[StateRow], bits: u32) -> Self {
         let blocks: Vec<u32> = rows.iter().map(|row| row.block.get()).collect();
         let reads: Vec<u32> = rows.iter().map(|row| u32::from(row.reads)).collect();
-        Self::Paged(Paged {
+        let mut paged = Paged {
             view: *view,
             buffer: Arc::clone(&pages.buffers[view.buffer]),
             count: rows.len(),
@@ -189,7 +199,12 @@ impl States {
             blocks: pages.gpu.upload(&blocks),
             reads: pages.gpu.upload(&reads),
             bits,
-        })
+            copies: None,
+        };
+        if bits < u64::BITS && !rows.is_empty() {
+            paged.copies = Some(paged.copy(&pages.gpu));
+        }
+        Self::Paged(paged)
     }
 
     #[must_use]
@@ -237,31 +252,63 @@ impl States {
         let view = &paged.view;
         assert_eq!(view.ssm_elements, elements as u64, "a whole ssm state");
         assert_eq!(view.ssm_dtype, dtype, "the cache's dtype is the state's");
-        // A narrower product is at most the whole one, of this block and of every lower one.
-        paged.assert_holds(view.ssm_bytes(paged.highest, u64::BITS));
-        assert!(u32::try_from(view.ssm_stride).is_ok(), "a stride of {} elements", view.ssm_stride);
-        StateArgument {
-            pages: address(gpu, &paged.buffer),
-            slots: address(gpu, &paged.blocks),
-            reads: address(gpu, &paged.reads),
-            offset: view.ssm_offset,
-            stride: view.ssm_stride,
-            bits: paged.bits,
-            ..fresh
+        match &paged.copies {
+            None => paged.in_pages(gpu),
+            Some(copies) => StateArgument {
+                pages: address(gpu, &copies.bytes),
+                slots: address(gpu, &copies.places),
+                reads: address(gpu, &paged.reads),
+                stride: view.ssm_elements,
+                bits: u64::BITS,
+                ..fresh
+            },
+        }
+    }
+
+    /// Where there are copies: each to its address, in the rows' order, so that two rows of one
+    /// address have one outcome.
+    pub(in crate::ops) fn store_copies(&self, gpu: &Gpu) {
+        let Self::Paged(paged) = self else { return };
+        let Some(copies) = &paged.copies else { return };
+        let (state, len) = (paged.in_pages(gpu), paged.view.ssm_elements);
+        for span in 0..paged.count as u32 {
+            launch!(gpu, Kernel::scan_store, (blocks(len), 1), THREADS, 0;
+                &copies.bytes, &state, &span, &len);
         }
     }
 
     pub(in crate::ops) fn is_paged(&self) -> bool {
         matches!(self, Self::Paged(_))
     }
-
-    /// Whether two spans of one launch may have one address.
-    pub(in crate::ops) fn may_collide(&self) -> bool {
-        matches!(self, Self::Paged(paged) if paged.bits < u64::BITS && paged.count > 1)
-    }
 }
 
 impl Paged {
+    /// The ssm states in the pages.
+    fn in_pages(&self, gpu: &Gpu) -> StateArgument {
+        let view = &self.view;
+        // A narrower product is at most the whole one, of this block and of every lower one.
+        self.assert_holds(view.ssm_bytes(self.highest, u64::BITS));
+        assert!(u32::try_from(view.ssm_stride).is_ok(), "a stride of {} elements", view.ssm_stride);
+        StateArgument {
+            pages: address(gpu, &self.buffer),
+            slots: address(gpu, &self.blocks),
+            reads: address(gpu, &self.reads),
+            offset: view.ssm_offset,
+            stride: view.ssm_stride,
+            dtype: dtype_code(view.ssm_dtype),
+            bits: self.bits,
+        }
+    }
+
+    fn copy(&self, gpu: &Gpu) -> Copies {
+        let (len, rows) = (self.view.ssm_elements, self.count as u32);
+        let bytes = len * self.view.ssm_dtype.bytes() * u64::from(rows);
+        let mut bytes = gpu.uninit::<u8>(bytes as usize);
+        launch!(gpu, Kernel::scan_load, (blocks(len), rows), THREADS, 0;
+            &self.in_pages(gpu), &len, &mut bytes);
+        Copies { bytes, places: gpu.upload(&(0..rows).collect::<Vec<_>>()) }
+    }
+
     fn assert_holds(&self, bytes: Range<u64>) {
         assert!(bytes.end <= self.buffer.len() as u64, "block {} is in no page", self.highest);
     }

@@ -3,12 +3,10 @@
 // Launches are raw calls: each wrapper asserts the lengths that its kernels index.
 #![allow(unsafe_code)]
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
 use crate::config::Dtype;
-use crate::ops::cuda::{
-    blocks as element_blocks, dtype_code, launch, Floats, Gpu, Kernel, OrFail, Spans, THREADS,
-};
+use crate::ops::cuda::{dtype_code, launch, Floats, Gpu, Kernel, OrFail, Spans};
 use crate::ops::pages::cuda::States;
 use crate::ops::weights::{cuda::negative_exp, Part};
 
@@ -120,8 +118,7 @@ impl Rows<'_> {
     }
 }
 
-/// y[T, D] of packed rows; each span's state advances, rounded to `state_dtype` after each row. All
-/// ssm states are loaded before any is stored, and stores that may collide are in the spans' order.
+/// y[T, D] of packed rows; each span's state advances, rounded to `state_dtype` after each row.
 pub fn forward(
     gpu: &Gpu,
     weights: &Weights<'_>,
@@ -139,22 +136,12 @@ pub fn forward(
     }
     let state = states.ssm(gpu, spans, weights.a_dn.len(), state_dtype);
     let mut spill = gpu.uninit::<f32>(spill_len(n, spans, d));
-    let states_len = weights.a_dn.len();
-    let last = states.may_collide().then(|| gpu.uninit(spans.count as usize * states_len));
-    let last: Option<CudaSlice<f32>> = last;
-    let last_address = last.as_ref().map_or(0, |last| last.device_ptr(gpu.stream()).0);
     let kernel = if n == IN_REGISTERS { Kernel::scan_forward_16 } else { Kernel::scan_forward_any };
     launch!(gpu, kernel, (spans.count, d.div_ceil(TILE)), TILE, 0;
         &rows.c_td, &rows.dt_td, &rows.b_tn, &rows.c_tn, &rows.z_td, &weights.a_dn,
         &weights.skip_d, &weights.dt_bias_d, &state, &spans.starts, &spans.lens, &d, &n,
-        &dtype_code(dtype), &mut spill, &last_address, y_td);
-    if let Some(last) = &last {
-        let len = states_len as u64;
-        for span in 0..spans.count {
-            launch!(gpu, Kernel::scan_store, (element_blocks(len), 1), THREADS, 0;
-                last, &state, &span, &len);
-        }
-    }
+        &dtype_code(dtype), &mut spill, y_td);
+    states.store_copies(gpu);
 }
 
 /// Floats that hold the states of every span while a kernel runs; one where registers do.
