@@ -142,7 +142,7 @@ pub enum States {
     Fresh { count: usize },
     /// The pages, read and written in place; through copies where the ssm state's address may be
     /// another row's.
-    Paged(Paged),
+    Paged(Box<Paged>),
 }
 
 /// The block that holds each span's state, and whether that state is read: by every decode row, and
@@ -204,7 +204,7 @@ impl States {
         if bits < u64::BITS && !rows.is_empty() {
             paged.copies = Some(paged.copy(&pages.gpu));
         }
-        Self::Paged(paged)
+        Self::Paged(Box::new(paged))
     }
 
     #[must_use]
