@@ -1,6 +1,8 @@
 //! The measures of one step, token by token: what each is called and means stands in the table's
 //! texts.
 
+use rayon::prelude::*;
+
 use super::floor::WorstToken;
 use super::pair::{Legs, Pairs, Sequence};
 use super::place::{LagScore, Places};
@@ -54,17 +56,24 @@ impl Gauge {
 
     #[must_use]
     pub fn table(&self) -> Table {
-        let values = [
-            self.counts.values(self.sequences.len()),
-            differences(&self.tokens),
-            divergences(&self.tokens),
-            ratios(&self.tokens),
-            probabilities(&self.tokens),
-            self.counts.exactness(),
-            self.sequences.values(),
-            self.places.values(self.floor),
+        let Self { legs, floor, counts, tokens, sequences, places } = self;
+        let groups: [&(dyn Fn() -> Values + Sync); 11] = [
+            &|| counts.values(sequences.len()),
+            &|| differences(tokens),
+            &|| quantiles(tokens),
+            &|| shares(tokens),
+            &|| divergences(tokens),
+            &|| ratios(tokens),
+            &|| probabilities(tokens),
+            &|| agreement(tokens),
+            &|| counts.exactness(),
+            &|| sequences.values(),
+            &|| places.values(*floor),
         ];
-        Table::new(self.legs, values.concat())
+        // Each measure adds up in record order, whatever runs beside it.
+        let values: Vec<Values> =
+            groups.par_iter().with_max_len(1).map(|values| values()).collect();
+        Table::new(*legs, values.concat())
     }
 
     /// As [`super::shift`], of every sequence and with no floor: a shift explains what is under one
@@ -190,20 +199,31 @@ impl Tokens {
 }
 
 fn differences(tokens: &Tokens) -> Values {
-    let abs = || tokens.d().map(f64::abs);
-    let low = tokens.both().filter(|(infer, _)| infer.exp() < 0.01);
-    let low =
-        low.fold((0.0, 0.0), |(sum, n), (infer, train)| (sum + (train - infer).abs(), n + 1.0));
-    let [p50, p95, p99, p999] = stats::quantiles_of(abs(), [0.5, 0.95, 0.99, 0.999]);
-    let share_over = |bound| stats::fraction(abs(), |abs| abs > bound);
+    let [mean, deviation, most] = stats::spread_of(tokens.d().map(f64::abs));
     vec![
-        ("logp_abs_diff_mean", stats::mean_of(abs())),
-        ("logp_abs_diff_std", stats::std_of(abs())),
-        ("logp_abs_diff_max", abs().reduce(f64::max)),
+        ("logp_abs_diff_mean", mean),
+        ("logp_abs_diff_std", deviation),
+        ("logp_abs_diff_max", most),
+    ]
+}
+
+fn quantiles(tokens: &Tokens) -> Values {
+    let abs = tokens.d().map(f64::abs);
+    let [p50, p95, p99, p999] = stats::quantiles_of(abs, [0.5, 0.95, 0.99, 0.999]);
+    vec![
         ("logp_abs_diff_p50", p50),
         ("logp_abs_diff_p95", p95),
         ("logp_abs_diff_p99", p99),
         ("logp_abs_diff_p999", p999),
+    ]
+}
+
+fn shares(tokens: &Tokens) -> Values {
+    let low = tokens.both().filter(|(infer, _)| infer.exp() < 0.01);
+    let low =
+        low.fold((0.0, 0.0), |(sum, n), (infer, train)| (sum + (train - infer).abs(), n + 1.0));
+    let share_over = |bound| stats::fraction(tokens.d().map(f64::abs), |abs| abs > bound);
+    vec![
         ("logp_diff_mean", stats::mean_of(tokens.d())),
         ("lowp_abs_diff_mean", (low.1 > 0.0).then(|| low.0 / low.1)),
         ("frac_abs_gt_1e-6", share_over(1e-6)),
@@ -262,16 +282,22 @@ fn ratios(tokens: &Tokens) -> Values {
 }
 
 fn probabilities(tokens: &Tokens) -> Values {
-    let abs = || tokens.both().map(|(infer, train)| (train.exp() - infer.exp()).abs());
-    let (infer, train) = (tokens.infer().map(f64::exp), tokens.train().map(f64::exp));
-    let wrong = tokens.both().filter(|&(infer, train)| is_confident_wrong(infer, train)).count();
+    let abs = tokens.both().map(|(infer, train)| (train.exp() - infer.exp()).abs());
+    let [mean, deviation, most] = stats::spread_of(abs);
     vec![
-        ("prob_abs_diff_mean", stats::mean_of(abs())),
-        ("prob_abs_diff_std", stats::std_of(abs())),
-        ("prob_abs_diff_max", abs().reduce(f64::max)),
+        ("prob_abs_diff_mean", mean),
+        ("prob_abs_diff_std", deviation),
+        ("prob_abs_diff_max", most),
+    ]
+}
+
+fn agreement(tokens: &Tokens) -> Values {
+    let wrong = tokens.both().filter(|&(infer, train)| is_confident_wrong(infer, train)).count();
+    let (infer, train) = (tokens.infer().map(f64::exp), tokens.train().map(f64::exp));
+    vec![
         ("prob_pearson", stats::pearson(infer, train)),
         ("logp_pearson", stats::pearson(tokens.infer(), tokens.train())),
-        ("confident_wrong", (abs().len() > 0).then_some(wrong as f64)),
+        ("confident_wrong", (tokens.d().len() > 0).then_some(wrong as f64)),
     ]
 }
 

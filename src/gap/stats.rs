@@ -17,15 +17,20 @@ pub fn mean_of(values: impl Values) -> Option<f64> {
     (n > 0).then(|| values.sum::<f64>() / n as f64)
 }
 
-/// Population standard deviation (divisor n), in two passes; 0 for one value.
+/// Population standard deviation (divisor n); 0 for one value.
 pub fn std(values: &[f64]) -> Option<f64> {
-    std_of(values.iter().copied())
+    let [_, deviation, _] = spread_of(values.iter().copied());
+    deviation
 }
 
-/// As [`std()`], of values that are not kept.
-pub fn std_of(values: impl Values) -> Option<f64> {
-    let center = mean_of(values.clone())?;
-    mean_of(values.map(|value| (value - center).powi(2))).map(f64::sqrt)
+/// Mean, population standard deviation (divisor n) and largest, in two passes.
+pub fn spread_of(values: impl Values) -> [Option<f64>; 3] {
+    let n = values.len();
+    let add = |(sum, most): (f64, f64), value: f64| (sum + value, most.max(value));
+    let (sum, most) = values.clone().fold((0.0, f64::NEG_INFINITY), add);
+    let mean = sum / n as f64;
+    let deviation = mean_of(values.map(|value| (value - mean).powi(2))).map(f64::sqrt);
+    [(n > 0).then_some(mean), deviation, (n > 0).then_some(most)]
 }
 
 /// The largest value.
@@ -82,15 +87,20 @@ fn order_statistics(values: impl Values, ranks: &[usize]) -> Vec<f64> {
     // The bits fixed so far, and how many values with the same ones come before.
     let mut found: Vec<(u64, usize)> = ranks.iter().map(|&rank| (0, rank)).collect();
     for shift in (0..6).rev().map(|digit| digit * DIGIT) {
-        let mut counts = vec![[0_usize; 1 << DIGIT]; ranks.len()];
+        // Ranks that lie close together share their prefix and its counts.
+        let mut prefixes: Vec<u64> = found.iter().map(|&(prefix, _)| prefix).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        let mut counts = vec![[0_usize; 1 << DIGIT]; prefixes.len()];
         for bits in values.clone().map(f64::to_bits) {
             let (prefix, digit) = (bits.checked_shr(shift + DIGIT).unwrap_or(0), bits >> shift);
-            for (counts, _) in counts.iter_mut().zip(&found).filter(|(_, one)| one.0 == prefix) {
-                counts[digit as usize % (1 << DIGIT)] += 1;
+            if let Some(at) = prefixes.iter().position(|&one| one == prefix) {
+                counts[at][digit as usize % (1 << DIGIT)] += 1;
             }
         }
-        for ((prefix, rank), counts) in found.iter_mut().zip(&counts) {
-            let mut digit = 0;
+        for (prefix, rank) in &mut found {
+            let at = prefixes.partition_point(|one| one < prefix);
+            let (counts, mut digit) = (&counts[at], 0);
             while *rank >= counts[digit] {
                 *rank -= counts[digit];
                 digit += 1;
@@ -204,6 +214,17 @@ mod tests {
             let expected = qs.map(|q| quantile(&sorted, q));
             let bits = |value: Option<f64>| value.map(f64::to_bits);
             assert_eq!(found.map(bits), expected.map(bits), "{n}: {found:?} {expected:?}");
+        }
+    }
+
+    #[test]
+    fn the_spread_is_mean_deviation_and_largest() {
+        for (values, expected) in [
+            (&[][..], [None; 3]),
+            (&[-3.0], [Some(-3.0), Some(0.0), Some(-3.0)]),
+            (&[1.0, 5.0, 5.0, 1.0], [Some(3.0), Some(2.0), Some(5.0)]),
+        ] {
+            assert_eq!(spread_of(values.iter().copied()), expected, "{values:?}");
         }
     }
 

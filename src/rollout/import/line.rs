@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use memchr::{memchr2, memchr3};
+
 use super::{at_line, ImportError, RecordProblem};
 
 /// The most that is read of one line: some 800,000 tokens with both sides' log-probabilities.
@@ -62,19 +64,20 @@ pub(super) fn quote_non_finite(line: &mut [u8]) {
     const WORDS: [(&[u8], &[u8]); 3] =
         [(b"NaN", b"\"\x7f\""), (b"Infinity", b"\"\x7f+inf \""), (b"-Infinity", b"\"\x7f-inf  \"")];
     let mut at = 0;
-    while at < line.len() {
+    while let Some(found) = memchr3(b'"', b'N', b'I', line.get(at..).unwrap_or_default()) {
+        at += found;
         match line[at] {
             b'"' => at = end_of_string(line, at),
-            b'N' | b'I' | b'-' => {
-                let word = WORDS.iter().find(|(word, _)| line[at..].starts_with(word));
+            _ => {
+                let is_negative = line[..at].ends_with(b"-") && line[at] == b'I';
+                let from = at - usize::from(is_negative);
+                at += 1;
+                let word = WORDS.iter().find(|(word, _)| line[from..].starts_with(word));
                 if let Some((word, quoted)) = word {
-                    line[at..at + word.len()].copy_from_slice(quoted);
-                    at += word.len();
-                } else {
-                    at += 1;
+                    at = from + word.len();
+                    line[from..at].copy_from_slice(quoted);
                 }
             }
-            _ => at += 1,
         }
     }
 }
@@ -82,11 +85,11 @@ pub(super) fn quote_non_finite(line: &mut [u8]) {
 /// Behind the closing quote of the string that opens at `from`.
 fn end_of_string(line: &[u8], from: usize) -> usize {
     let mut at = from + 1;
-    while at < line.len() {
+    while let Some(found) = memchr2(b'"', b'\\', line.get(at..).unwrap_or_default()) {
+        at += found;
         match line[at] {
             b'"' => return at + 1,
-            b'\\' => at += 2,
-            _ => at += 1,
+            _ => at += 2,
         }
     }
     line.len()

@@ -13,9 +13,10 @@ mod raw;
 mod record;
 mod values;
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
 
 use rayon::prelude::*;
 
@@ -56,65 +57,83 @@ impl FromStr for Format {
 }
 
 /// Bytes of lines that are read before they are parsed, on every core.
-const BATCH_BYTES: usize = 4 << 20;
+const BATCH_BYTES: usize = 2 << 20;
 
-/// The records of one file, in order.
+type Batch = Vec<Result<Imported, ImportError>>;
+
+/// The records of one file, in order. While a batch of them is used, a thread has the next one read
+/// and parsed.
 #[derive(Debug)]
-pub struct Records<'a> {
-    source: &'a Source,
-    lines: Lines,
-    /// Refuses two sides of unlike temperature or mode.
-    strict: bool,
-    parsed: VecDeque<Result<Imported, ImportError>>,
+pub struct Records {
+    batch: std::vec::IntoIter<Result<Imported, ImportError>>,
+    batches: Receiver<Batch>,
+    reader: Option<JoinHandle<()>>,
 }
 
-impl<'a> Records<'a> {
+impl Records {
     /// `strict` refuses records whose two sides are of unlike temperature or mode.
     ///
     /// # Errors
-    /// A file that cannot be opened.
-    pub fn open(source: &'a Source, strict: bool) -> Result<Self, ImportError> {
-        let lines = Lines::open(&source.path)?;
-        Ok(Self { source, lines, strict, parsed: VecDeque::new() })
-    }
-
-    fn parse_batch(&mut self) {
-        let (mut batch, mut bytes, mut broken) = (Vec::new(), 0, None);
-        while bytes < BATCH_BYTES {
-            match self.lines.next_line() {
-                Ok(Some((content, line))) => {
-                    bytes += content.len();
-                    batch.push((content, line));
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    broken = Some(Err(error));
-                    break;
-                }
+    /// A file that cannot be opened, or no thread to read it.
+    pub fn open(source: &Source, strict: bool) -> Result<Self, ImportError> {
+        let mut lines = Lines::open(&source.path)?;
+        let (path, source) = (source.path.clone(), source.clone());
+        // Without room in between, so that one batch is in use and one stands ready.
+        let (ready, batches) = mpsc::sync_channel(0);
+        let read = move || loop {
+            let batch = parse_batch(&mut lines, &source, strict);
+            let is_last = batch.last().is_none_or(Result::is_err);
+            // Nobody takes it any more once the first error has been met.
+            if ready.send(batch).is_err() || is_last {
+                return;
             }
-        }
-        let (source, strict) = (self.source, self.strict);
-        let parsed: Vec<_> = batch
-            .into_par_iter()
-            .map(|(content, line)| {
-                let record =
-                    Raw::parse(content).and_then(|raw| record::import(raw, source, line, strict));
-                record.map_err(|problem| at_line(&source.path, line, problem))
-            })
-            .collect();
-        self.parsed = parsed.into_iter().chain(broken).collect();
+        };
+        let reader = thread::Builder::new().name("import".into()).spawn(read);
+        let reader = reader.map_err(|source| ImportError::Read { path, source })?;
+        Ok(Self { batch: Vec::new().into_iter(), batches, reader: Some(reader) })
     }
 }
 
-impl Iterator for Records<'_> {
+impl Iterator for Records {
     type Item = Result<Imported, ImportError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.parsed.is_empty() {
-            self.parse_batch();
+        if self.batch.as_slice().is_empty() {
+            match self.batches.recv() {
+                Ok(batch) => self.batch = batch.into_iter(),
+                Err(_) => {
+                    let ended = self.reader.take().map_or(Ok(()), JoinHandle::join);
+                    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                }
+            }
         }
-        self.parsed.pop_front()
+        self.batch.next()
     }
+}
+
+/// Empty at the end of the file; nothing follows an error that ends it.
+fn parse_batch(lines: &mut Lines, source: &Source, strict: bool) -> Batch {
+    let (mut batch, mut bytes, mut broken) = (Vec::new(), 0, None);
+    while bytes < BATCH_BYTES {
+        match lines.next_line() {
+            Ok(Some((content, line))) => {
+                bytes += content.len();
+                batch.push((content, line));
+            }
+            Ok(None) => break,
+            Err(error) => {
+                broken = Some(Err(error));
+                break;
+            }
+        }
+    }
+    let parsed = batch.into_par_iter().map(|(content, line)| {
+        let record = Raw::parse(content).and_then(|raw| record::import(raw, source, line, strict));
+        record.map_err(|problem| at_line(&source.path, line, problem))
+    });
+    let mut parsed: Batch = parsed.collect();
+    parsed.extend(broken);
+    parsed
 }
 
 fn at_line(path: &Path, line: u64, problem: RecordProblem) -> ImportError {
