@@ -104,8 +104,8 @@ pub struct Layout {
 pub struct BlockMemory {
     pub device_memory: u64,
     pub gpu_memory_utilization: f64,
-    /// The weights; where a device was measured, all that is not the pool at the fullest moment of
-    /// a step.
+    /// The weights; where a device was measured, all that the engine's fullest step adds beside the
+    /// pool.
     pub used_bytes: u64,
     /// Replaces what the memory would give, up or down.
     pub num_gpu_blocks_override: Option<u32>,

@@ -30,8 +30,7 @@ pub fn measured_memory(
     let used = device.fullest(|| {
         let runner = Runner::new(*num, &layout, Model::load(plan, units, device), u64::BITS);
         scratch_bytes = fullest_batch(device, &layout, &runner, config);
-        Ok(())
-    })?;
+    });
     Ok(match used {
         None => planned,
         Some(used) => BlockMemory {

@@ -15,17 +15,16 @@ mod problem;
 
 pub use library::Library;
 pub use linear::Linear;
+pub(in crate::ops) use problem::ALIGNMENT;
 
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 
 use super::Into;
 use crate::config::Dtype;
-use crate::ops::cuda::{dtype_code, launch, Gpu, Kernel, OrFail};
+use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, THREADS};
 
 /// Outputs along each side of a block of threads.
 const SIDE: u64 = 64;
-/// Threads of a block of the f32 products.
-const THREADS: u32 = 256;
 /// Threads of a block of the bf16 product.
 const MMA_THREADS: u32 = 128;
 
@@ -75,10 +74,6 @@ fn grid(rows: u64, columns: u64) -> (u32, u32) {
     let blocks = (columns.div_ceil(SIDE), rows.div_ceil(SIDE));
     assert!(blocks.1 <= 65_535, "a product of {rows} rows is beyond a grid's height");
     (blocks.0 as u32, blocks.1 as u32)
-}
-
-fn blocks(len: u64) -> (u32, u32) {
-    (u32::try_from(len.div_ceil(u64::from(THREADS))).expect("a product fits in a grid"), 1)
 }
 
 /// y[M, N] = round(x[M, K] · Wᵀ + bias). Where the weight is bf16, x must hold bf16 values.
@@ -150,7 +145,7 @@ fn finish(
         bias_n.device_ptr(gpu.stream()).0
     });
     let len = shape.m * shape.n;
-    launch!(gpu, Kernel::gemm_finish, blocks(len), THREADS, 0;
+    launch!(gpu, Kernel::gemm_finish, (blocks(len), 1), THREADS, 0;
         &bias, &dtype_code(dtype), &len, &shape.n, y_mn);
 }
 
@@ -202,5 +197,5 @@ pub fn bias_gradient(gpu: &Gpu, dy_mn: &CudaView<'_, f32>, dbias_n: &mut CudaVie
     }
     let (m, n) = ((dy_mn.len() / dbias_n.len()) as u64, dbias_n.len() as u64);
     assert_eq!(dy_mn.len() as u64, m * n, "dy is not [{m}, {n}]");
-    launch!(gpu, Kernel::gemm_bias_gradient, blocks(n), THREADS, 0; dy_mn, &m, &n, dbias_n);
+    launch!(gpu, Kernel::gemm_bias_gradient, (blocks(n), 1), THREADS, 0; dy_mn, &m, &n, dbias_n);
 }

@@ -11,9 +11,7 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
 
 use crate::config::Dtype;
 use crate::ops::cuda::{blocks, dtype_code, launch, Floats, Gpu, Kernel, OrFail, THREADS};
-
-/// Bytes that a tensor must start at a multiple of for cuBLASLt to take it.
-const ALIGNMENT: u64 = 16;
+use crate::ops::gemm::cuda::ALIGNMENT;
 
 /// Consecutive elements in the compute dtype, as a unit holds them. Clones share the memory.
 #[derive(Clone, Debug)]

@@ -15,9 +15,9 @@ use cudarc::cublaslt::sys;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut};
 
 use super::problem::{family, unsplit, Addresses, Algorithm, Problem, ALIGNMENT};
-use super::{blocks, forward_mma, Numerics, Shape, THREADS};
+use super::{forward_mma, Numerics, Shape};
 use crate::base::Stream;
-use crate::ops::cuda::{launch, Gpu, Kernel, OrFail};
+use crate::ops::cuda::{blocks, launch, Gpu, Kernel, OrFail, THREADS};
 use crate::ops::round::bf16;
 
 /// The family whose sums are those of mma.m16n8k16.
@@ -224,7 +224,7 @@ impl Library {
     ) {
         let len = shape.m * shape.k;
         let mut x16 = gpu.uninit::<u16>(len as usize);
-        launch!(gpu, Kernel::gemm_to_bf16, blocks(len), THREADS, 0; x_mk, &len, &mut x16);
+        launch!(gpu, Kernel::gemm_to_bf16, (blocks(len), 1), THREADS, 0; x_mk, &len, &mut x16);
         let stream = gpu.stream();
         let at = Addresses {
             x: x16.device_ptr(stream).0,

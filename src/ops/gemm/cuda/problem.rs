@@ -11,7 +11,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::Shape;
 
 /// Bytes that every pointer given to the library is a multiple of.
-pub(super) const ALIGNMENT: u64 = 16;
+pub(in crate::ops) const ALIGNMENT: u64 = 16;
 /// Answers asked of the heuristic; it never gives more.
 const ANSWERS: usize = 8;
 /// `CUBLAS_OP_T`, which is of cuBLAS's bindings and not of cuBLASLt's.
