@@ -120,7 +120,7 @@ fn left_to_right(file: &File) -> Vec<(usize, String)> {
         return Vec::new();
     };
     let Some((room, inside)) = path.split_once('/') else {
-        let outside = ["lib.rs", "main.rs"].contains(&path);
+        let outside = ["lib.rs", "main.rs", "args.rs"].contains(&path);
         return if outside { Vec::new() } else { vec![(1, "stands in no room".to_owned())] };
     };
     let Some(here) = ROOMS.iter().position(|name| *name == room) else {
