@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::error::ConfigError;
+use super::fault::Fault;
 use super::keys::only_with;
 use super::kind::bytes;
 use super::source::Source;
@@ -91,6 +92,7 @@ fn engine(source: &Source, model_dtype: Dtype) -> EngineConfig {
         max_num_seqs: source.get("engine.max_num_seqs"),
         max_model_len: source.get("engine.max_model_len"),
         enable_chunked_prefill: source.get("engine.enable_chunked_prefill"),
+        enforce_eager: source.get("engine.enforce_eager"),
         mamba_ssm_cache_dtype: match state_dtype.as_str() {
             "auto" => model_dtype,
             _ => source.get("engine.mamba_ssm_cache_dtype"),

@@ -1,5 +1,6 @@
 //! Every key of an experiment file: the one place that decides names, values and defaults.
 
+use super::fault::{ENGINE_FAULTS, TRAINER_FAULTS};
 use super::kind::{Kind, Range};
 
 /// One key of an experiment file.
@@ -130,7 +131,7 @@ keys! {
         Kind::Only { value: "false", why: "this build has no prefix cache" },
         Is("false"), "vLLM enable_prefix_caching", "Whether prompts share computed blocks.";
     "engine.enforce_eager", Kind::Bool, Is("true"), "vLLM enforce_eager",
-        "Whether to do without CUDA graphs. The CPU has none, so both values do the same.";
+        "false pads a batch of decodes with idle rows to 1, 2, 4 or a multiple of 8, as CUDA graphs do.";
     "engine.mamba_ssm_cache_dtype", Kind::OneOf(STATE_DTYPES), Is("\"auto\""),
         "vLLM mamba_ssm_cache_dtype", "The dtype of cached recurrent state; auto is model.dtype.";
     "engine.batch_split",
@@ -150,8 +151,8 @@ keys! {
         Kind::Only { value: "\"invariant\"", why: "this build has no fast numerics" },
         Is("\"invariant\""), "vLLM VLLM_BATCH_INVARIANT",
         "Whether a row's bits depend on that row alone.";
-    "engine.faults", Kind::SomeOf(&["engine_weight_ulp"]), Is("[]"), "",
-        "Faults planted in the engine, to see them found.";
+    "engine.faults", Kind::SomeOf(ENGINE_FAULTS), Is("[]"), "",
+        "Faults planted in the engine, to see them found: gapscope faults list tells of each.";
 
     "rollout.prompts_per_step", COUNT, Is("8"), "verl data.train_batch_size",
         "Prompts a step.";
@@ -238,8 +239,8 @@ keys! {
         "Whether a group's advantages are divided by its standard deviation.";
     "trainer.max_tokens_per_chunk", COUNT, Is("256"), "verl actor.ppo_max_token_len_per_gpu",
         "Tokens of one packed forward and backward.";
-    "trainer.faults", Kind::SomeOf(&["score_after_update", "trainer_weight_ulp"]), Is("[]"), "",
-        "Faults planted in the trainer, to see them found.";
+    "trainer.faults", Kind::SomeOf(TRAINER_FAULTS), Is("[]"), "",
+        "Faults planted in the trainer, to see them found: gapscope faults list tells of each.";
     "trainer.warm_start.steps", LONG_OR_NONE, Is("0"), "",
         "Supervised updates on the task's own answers before the loop.";
     "trainer.warm_start.batch", Kind::Int { min: 1, max: 1 << 20 }, Is("32"), "",

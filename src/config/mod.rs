@@ -10,6 +10,7 @@
 mod check;
 mod defaults;
 mod error;
+mod fault;
 mod keys;
 mod kind;
 mod nearest;
@@ -23,6 +24,7 @@ use std::path::Path;
 
 pub use defaults::defaults_text;
 pub use error::{ConfigError, Place};
+pub use fault::{Fault, FaultEntry, Planted, Side, FAULTS};
 pub use keys::{IfAbsent, Key, KEYS, PRESETS};
 pub use kind::{Kind, Range};
 pub use nearest::nearest;

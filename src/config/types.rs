@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::fault::Fault;
 use super::sweep::Sweep;
 
 use crate::base::{Contract, LogprobsMode};
@@ -78,6 +79,8 @@ pub struct EngineConfig {
     pub max_num_seqs: u32,
     pub max_model_len: u32,
     pub enable_chunked_prefill: bool,
+    /// Whether a batch of decodes runs as it is; else it is padded up to a captured size.
+    pub enforce_eager: bool,
     /// The dtype of the recurrent state in its cache pages; resolved (`auto` is the model's dtype).
     pub mamba_ssm_cache_dtype: Dtype,
     pub batch_split: BatchSplit,
@@ -247,18 +250,6 @@ pub enum LossAggregation {
     TokenMean,
     /// Every sequence weighs the same.
     SequenceMean,
-}
-
-/// A planted fault. Each lives beside what it breaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Fault {
-    /// The trainer recomputes logprobs after its update instead of before.
-    ScoreAfterUpdate,
-    /// The trainer's first weight of the final norm is moved by one unit in the last place.
-    TrainerWeightUlp,
-    /// The engine's first weight of the final norm is moved by one unit in the last place.
-    EngineWeightUlp,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
