@@ -8,9 +8,11 @@
 use std::collections::HashMap;
 
 use super::split::{num_decodes, reorder, RowShape};
-use super::{Admission, Phase, Request, SampledToken, Scheduled, Scheduler, StepPlan};
+use super::{
+    Admission, Layout, Phase, Request, SampledToken, Scheduled, Scheduler, StepPlan, NULL_BLOCK,
+};
 use crate::base::{BlockId, EngineStep, GroupId, LogProb, Position, RequestId, TokenId};
-use crate::config::BatchSplit;
+use crate::config::{BatchSplit, EngineConfig, Fault};
 use crate::model::Span;
 
 /// The batch order, kept between steps.
@@ -18,6 +20,10 @@ use crate::model::Span;
 pub struct PersistentBatch {
     policy: BatchSplit,
     force_prefill: bool,
+    /// The largest captured size, if batches of decodes are filled up to one.
+    captured_up_to: Option<usize>,
+    /// Whether padding rows have blocks of their own to write to, or the first live row's.
+    padding_writes: bool,
     rows: Vec<RequestId>,
 }
 
@@ -29,9 +35,12 @@ pub struct StepBatch {
     /// kernels.
     pub rows: Vec<Row>,
     pub num_decodes: usize,
-    /// `[num_tokens]` of all rows.
+    /// Idle decode rows behind the others, where all are decodes: a token each, whose result
+    /// nobody reads.
+    pub padding_rows: usize,
+    /// `[num_tokens]` of all rows, then those of the padding.
     pub tokens: Vec<TokenId>,
-    /// The block tables of row 0's groups in group order, then row 1's, …
+    /// The block tables of row 0's groups in group order, then row 1's, …, then the padding's.
     blocks: Vec<BlockId>,
     /// `[rows · groups + 1]` where each table begins in `blocks`.
     block_starts: Vec<u32>,
@@ -52,6 +61,9 @@ pub struct Row {
     pub scheduled_tokens: u32,
     /// Whether a token is sampled after the row's last one.
     pub samples: bool,
+    /// Of a first row: whether its block's state is one that the request kept when it was
+    /// preempted, and starts from.
+    pub keeps_state: bool,
 }
 
 impl Row {
@@ -69,7 +81,22 @@ impl Row {
     /// choice: its kernel reads the block whatever it holds.
     #[must_use]
     pub fn has_initial_state(&self) -> bool {
-        self.computed_tokens > 0
+        self.computed_tokens > 0 || self.keeps_state
+    }
+}
+
+/// As many rows as a batch of so many decodes has under vLLM's `cudagraph_capture_sizes`: 1, 2, 4,
+/// then multiples of 8, up to `largest`. A batch that no size holds runs as it is.
+fn captured_size(rows: usize, largest: usize) -> usize {
+    let size = match rows {
+        0..=2 => rows,
+        3..=4 => 4,
+        _ => rows.next_multiple_of(8),
+    };
+    if size <= largest {
+        size
+    } else {
+        rows
     }
 }
 
@@ -77,7 +104,18 @@ impl PersistentBatch {
     /// With `force_prefill` every row is a prefill, also those of one token.
     #[must_use]
     pub fn new(policy: BatchSplit, force_prefill: bool) -> Self {
-        Self { policy, force_prefill, rows: Vec::new() }
+        let (captured_up_to, padding_writes) = (None, false);
+        Self { policy, force_prefill, captured_up_to, padding_writes, rows: Vec::new() }
+    }
+
+    /// As an engine's configuration has it.
+    #[must_use]
+    pub fn of(config: &EngineConfig) -> Self {
+        Self {
+            captured_up_to: (!config.enforce_eager).then_some(config.max_num_seqs as usize),
+            padding_writes: config.faults.contains(&Fault::PaddingWrites),
+            ..Self::new(config.batch_split, config.force_prefill)
+        }
     }
 
     /// Every step's plan comes here once, in order; `scheduler` is the one that made it, with the
@@ -101,6 +139,10 @@ impl PersistentBatch {
         self.rows.clear();
         self.rows.extend(batch.rows.iter().map(|row| row.request));
         assert_eq!(batch.tokens.len(), plan.num_tokens() as usize, "every planned token has a row");
+        if let (Some(largest), true) = (self.captured_up_to, num_decodes == batch.rows.len()) {
+            let padding = captured_size(num_decodes, largest) - num_decodes;
+            batch.pad(padding, scheduler.layout(), self.padding_writes);
+        }
         batch
     }
 
@@ -118,6 +160,16 @@ impl PersistentBatch {
 }
 
 impl StepBatch {
+    /// A row's place among the packed tokens; padding rows are counted on behind the others.
+    #[must_use]
+    pub fn span(&self, row: usize) -> Span {
+        let padding = || {
+            let start = self.tokens.len() - self.padding_rows + (row - self.rows.len());
+            Span { start, len: 1, position: Position::new(0) }
+        };
+        self.rows.get(row).map_or_else(padding, Row::span)
+    }
+
     /// The row's token ids in this step.
     #[must_use]
     pub fn row_tokens(&self, row: usize) -> &[TokenId] {
@@ -148,6 +200,7 @@ impl StepBatch {
             computed_tokens,
             batch_row: row as u32,
             batch_rows: self.rows.len() as u32,
+            padding_rows: self.padding_rows as u32,
         }
     }
 
@@ -175,6 +228,7 @@ impl StepBatch {
                 computed_tokens,
                 scheduled_tokens,
                 samples: true,
+                keeps_state: false,
             });
             batch.tokens.extend_from_slice(tokens);
             for table in tables {
@@ -190,6 +244,7 @@ impl StepBatch {
             engine_step,
             rows: Vec::new(),
             num_decodes: 0,
+            padding_rows: 0,
             tokens: Vec::new(),
             blocks: Vec::new(),
             block_starts: vec![0],
@@ -210,6 +265,7 @@ impl StepBatch {
             computed_tokens,
             scheduled_tokens,
             samples,
+            keeps_state: computed_tokens == 0 && request.keeps_state(),
         });
         let end = computed_tokens + scheduled_tokens;
         assert_eq!(end, request.computed_tokens(), "{request_id} advanced when it was planned");
@@ -224,6 +280,21 @@ impl StepBatch {
         }
         let tables = self.rows.len() * self.num_groups;
         assert_eq!(self.block_starts.len(), tables + 1, "{request_id} has a table in every group");
+    }
+
+    /// Appends idle rows: one token each in the null block, or with their states in the first
+    /// row's.
+    fn pad(&mut self, padding: usize, layout: &Layout, writes: bool) {
+        for _ in 0..padding {
+            self.tokens.push(TokenId::new(0));
+            for group in (0..self.num_groups).map(|group| GroupId::new(group as u16)) {
+                let shared = writes && group.index() < layout.num_mamba_groups;
+                let block = if shared { self.blocks(0, group)[0] } else { NULL_BLOCK };
+                self.blocks.push(block);
+                self.block_starts.push(self.blocks.len() as u32);
+            }
+        }
+        self.padding_rows = padding;
     }
 }
 

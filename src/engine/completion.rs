@@ -67,7 +67,10 @@ pub struct SampledToken {
     /// Tokens of this request computed before that engine step.
     pub computed_tokens: u32,
     pub batch_row: u32,
+    /// Of requests.
     pub batch_rows: u32,
+    /// Idle rows with which that engine step's batch was filled up to a captured size.
+    pub padding_rows: u32,
 }
 
 /// What a request went through from taking its blocks to giving them back: once, and once more

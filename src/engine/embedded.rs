@@ -7,6 +7,7 @@ mod snapshot;
 
 use std::collections::HashMap;
 
+use super::faults::{self, HandOver, Strike};
 use super::{
     BlockMemory, BlockPool, CacheSpec, Completion, EngineError, Feed, GenerationRequest, Layout,
     Limits, PersistentBatch, Phase, Runner, SampledToken, Scheduler, Scratch, Statistics,
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::base::{Contract, LogProb, Noise, Position, TokenId, WeightVersion};
 use crate::config::{EngineConfig, Fault, CPU_MEMORY};
-use crate::model::{combine_fingerprints, Model, Numerics, Plan, UnitBytes, UnitSpec};
+use crate::model::{combine_fingerprints, Block, Model, Numerics, Plan, UnitBytes, UnitSpec};
 use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
 use crate::ops::sampling::sample_rows;
@@ -32,6 +33,8 @@ pub struct Engine {
     batch: PersistentBatch,
     pages: Pages,
     weights: Option<Weights>,
+    hand_over: HandOver,
+    strike: Strike,
 }
 
 /// What is loaded now.
@@ -41,6 +44,8 @@ struct Weights {
     version: WeightVersion,
     /// A tensor each, in the plan's order.
     fingerprints: Vec<u64>,
+    /// Of a tied head that is a copy and no longer the embedding.
+    head_fingerprint: Option<u64>,
     fingerprint: u64,
 }
 
@@ -49,7 +54,8 @@ impl Engine {
     /// is the configuration's, without a look at the device: see [`super::measured_memory`].
     ///
     /// # Errors
-    /// A layout that cannot be, a pool too small for one request or too large for this machine.
+    /// A layout that cannot be, a pool too small for one request or too large for this machine, a
+    /// planted fault that this model has no place for.
     pub fn new(
         device: &Device,
         plan: Plan,
@@ -76,6 +82,7 @@ impl Engine {
         seed: u64,
         num_blocks: u32,
     ) -> Result<Self, EngineError> {
+        faults::check(&config.faults, &plan, device)?;
         let layout = layout(&plan, &num, &config)?;
         if !Pages::fit(device, layout.num_buffers, num_blocks, layout.page_bytes) {
             let bytes = layout.block_bytes() * u64::from(num_blocks);
@@ -85,10 +92,13 @@ impl Engine {
         let pool = BlockPool::new(num_blocks, config.free_list);
         Ok(Self {
             device: device.clone(),
-            scheduler: Scheduler::new(Limits::from(&config), layout, pool),
-            batch: PersistentBatch::new(config.batch_split, config.force_prefill),
+            scheduler: Scheduler::new(Limits::from(&config), layout, pool)
+                .with_faults(&config.faults),
+            batch: PersistentBatch::of(&config),
             noise: Noise::new(seed),
             weights: None,
+            hand_over: HandOver::new(&config.faults),
+            strike: Strike::new(&config.faults),
             plan,
             num,
             config,
@@ -100,21 +110,27 @@ impl Engine {
     /// Takes new weights, between steps only. Pool and pages stay as they are.
     pub fn load(&mut self, version: WeightVersion, mut units: Vec<UnitBytes>) {
         assert!(!self.scheduler.has_unfinished(), "weights change between steps, not within one");
-        if self.config.faults.contains(&Fault::EngineWeightUlp) {
-            units[0].bump_ulp(self.plan.units[0].tensors[0].len());
-        }
+        self.hand_over.receive(&self.plan, &mut units);
         let each = units.iter().zip(&self.plan.units);
         let of_unit =
             |(unit, spec): (&UnitBytes, &UnitSpec)| unit.fingerprints(spec).collect::<Vec<_>>();
         let fingerprints: Vec<u64> = each.flat_map(of_unit).collect();
+        let copied_head = self.hand_over.copy_head(&self.plan, &mut units);
+        let head_fingerprint = copied_head.as_ref().map(|head| head.fingerprint);
+        let head_fingerprint = head_fingerprint.filter(|head| *head != fingerprints[0]);
         // The old ones go first: a device has no room for both.
         self.weights = None;
-        let model = Model::load(&self.plan, &units, &self.device);
-        let bits = self.config.state_index_bits;
-        let layout = self.scheduler.layout();
-        let runner = Runner::new(self.num, layout, model, bits);
-        let fingerprint = combine_fingerprints(&fingerprints);
-        self.weights = Some(Weights { runner, version, fingerprints, fingerprint });
+        let plan = copied_head.as_ref().map_or(&self.plan, |head| &head.plan);
+        let mut model = Model::load(plan, &units, &self.device);
+        if self.config.faults.contains(&Fault::GateRenormalised) {
+            model.blocks.iter_mut().for_each(Block::renormalise_gate);
+        }
+        let (bits, layout) = (self.config.state_index_bits, self.scheduler.layout());
+        let runner = Runner::new(self.num, layout, model, bits).with_faults(&self.config.faults);
+        let all: Vec<u64> = fingerprints.iter().copied().chain(head_fingerprint).collect();
+        let fingerprint = combine_fingerprints(&all);
+        self.weights =
+            Some(Weights { runner, version, fingerprints, head_fingerprint, fingerprint });
     }
 
     fn weights(&self) -> &Weights {
@@ -145,6 +161,7 @@ impl Engine {
         let Some(plan) = self.scheduler.schedule() else { return Vec::new() };
         let batch = self.batch.build(&plan, &self.scheduler);
         self.scheduler.note_rows(&plan, &batch.rows);
+        self.strike.before(&batch, self.scheduler.layout(), &mut self.pages);
         let weights = self.weights.as_ref().expect("weights are loaded before the first step");
         let x_th = weights.runner.forward(&mut self.pages, &batch, None);
         let sampled = sample(&weights.runner, &self.noise, &self.contract, &batch, &x_th);
@@ -198,6 +215,12 @@ impl Engine {
     #[must_use]
     pub fn fingerprints(&self) -> &[u64] {
         &self.weights().fingerprints
+    }
+
+    /// Of a tied head that is a copy and no longer the embedding.
+    #[must_use]
+    pub fn head_fingerprint(&self) -> Option<u64> {
+        self.weights().head_fingerprint
     }
 
     #[must_use]

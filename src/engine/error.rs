@@ -48,6 +48,8 @@ pub enum EngineError {
          engine.gpu_memory_utilization"
     )]
     PoolTooLarge { num_blocks: u32, bytes: u64 },
+    #[error("engine.faults has \"{fault}\", which has no place here: {missing}; leave it out")]
+    FaultWithoutPlace { fault: &'static str, missing: &'static str },
     #[error("request {request} has an empty prompt: give it at least one token")]
     EmptyPrompt { request: RequestId },
     #[error("request {request} asks for 0 new tokens: raise rollout.max_new_tokens to at least 1")]

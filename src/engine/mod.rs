@@ -9,6 +9,7 @@ mod batch;
 mod completion;
 mod embedded;
 mod error;
+mod faults;
 mod layout;
 mod plan;
 mod pool;

@@ -18,6 +18,8 @@ pub struct Request {
     /// By attention group; each in the order of the tokens it holds.
     attn_blocks: Vec<Vec<BlockId>>,
     preemptions: u32,
+    /// Whether the state blocks were kept over the last preemption.
+    keeps_state: bool,
     /// In order; the last one is the present one from its first row on, its attention blocks still
     /// to be filled in.
     lives: Vec<Life>,
@@ -66,6 +68,7 @@ impl Request {
             state_blocks: Vec::new(),
             attn_blocks: Vec::new(),
             preemptions: 0,
+            keeps_state: false,
             lives: Vec::new(),
         }
     }
@@ -94,6 +97,12 @@ impl Request {
     #[must_use]
     pub fn preemptions(&self) -> u32 {
         self.preemptions
+    }
+
+    /// Whether its state blocks outlived its last preemption.
+    #[must_use]
+    pub fn keeps_state(&self) -> bool {
+        self.keeps_state
     }
 
     #[must_use]
@@ -166,19 +175,35 @@ impl Request {
     /// In group order, each group's list from its end. The ids stay here for the record.
     pub(super) fn release_blocks(&self, pool: &mut BlockPool) {
         pool.release(self.state_blocks.iter().map(|state| state.block), self.id());
+        self.release_attention(pool);
+    }
+
+    fn release_attention(&self, pool: &mut BlockPool) {
         for group in &self.attn_blocks {
             pool.release(group.iter().rev().copied(), self.id());
         }
     }
 
-    /// Loses all computed tokens, to compute them again from position 0.
-    pub(super) fn preempt(&mut self, pool: &mut BlockPool) {
+    /// Loses all computed tokens, to compute them again from position 0. With `keeps_state` the
+    /// state blocks stay its own, and what is in them is where it starts from.
+    pub(super) fn preempt(&mut self, pool: &mut BlockPool, keeps_state: bool) {
         self.end_life();
-        self.release_blocks(pool);
-        self.state_blocks.clear();
-        self.attn_blocks.clear();
         self.computed = 0;
         self.preemptions += 1;
+        self.keeps_state = keeps_state;
+        if !keeps_state {
+            self.give_up_state(pool);
+        }
+        self.release_attention(pool);
+        self.attn_blocks.clear();
+    }
+
+    /// Gives the state blocks back; false if there are none.
+    pub(super) fn give_up_state(&mut self, pool: &mut BlockPool) -> bool {
+        self.keeps_state = false;
+        let blocks = std::mem::take(&mut self.state_blocks);
+        pool.release(blocks.iter().map(|state| state.block), self.id());
+        !blocks.is_empty()
     }
 
     /// Appends a token and says whether it was the last.

@@ -8,8 +8,10 @@
 
 use std::ops::Range;
 
+use super::faults::{bump_ulp, is_first_request};
 use super::{CacheView, LayerPlace, Layout, Phase, Row, StepBatch};
 use crate::base::{Contract, GroupId, LogProb, TokenId};
+use crate::config::Fault;
 use crate::model::{Block, Model, Numerics, Span, Spans};
 use crate::ops::array::{Array, Device};
 use crate::ops::attention::{Contexts, Projected, Tables};
@@ -28,6 +30,7 @@ pub struct Runner {
     places: Vec<LayerPlace>,
     /// Width of slot x stride in a prefill row's state load and store. Decode is always 64 bits.
     state_index_bits: u32,
+    faults: Vec<Fault>,
     device: Device,
 }
 
@@ -47,7 +50,14 @@ impl Runner {
     #[must_use]
     pub fn new(num: Numerics, layout: &Layout, model: Model, state_index_bits: u32) -> Self {
         let device = model.root.device();
-        Self { model, num, places: layout.layers.clone(), state_index_bits, device }
+        let (places, faults) = (layout.layers.clone(), Vec::new());
+        Self { model, num, places, state_index_bits, faults, device }
+    }
+
+    /// With what is planted in it.
+    #[must_use]
+    pub fn with_faults(self, faults: &[Fault]) -> Self {
+        Self { faults: faults.to_vec(), ..self }
     }
 
     /// Entries of the vocabulary.
@@ -67,17 +77,19 @@ impl Runner {
         &self.device
     }
 
-    /// What left the last layer, `[num_tokens, H]`. `observe` sees each layer's input, at the price
-    /// of a copy.
+    /// What left the last layer, `[num_tokens, H]`, the padding's rows last. `observe` sees each
+    /// layer's input, at the price of a copy.
     pub fn forward(
         &self,
         pages: &mut Pages,
         batch: &StepBatch,
         mut observe: Option<Observer<'_>>,
     ) -> Array {
-        let mut chunks = self.cut(batch, 0..batch.num_decodes);
+        let mut chunks = self.cut(batch, 0..batch.num_decodes + batch.padding_rows);
         let num_decodes = chunks.len();
-        chunks.extend(self.cut(batch, batch.num_decodes..batch.rows.len()));
+        if batch.padding_rows == 0 {
+            chunks.extend(self.cut(batch, batch.num_decodes..batch.rows.len()));
+        }
         for (layer, block) in self.model.blocks.iter().enumerate() {
             if let Some(observe) = &mut observe {
                 let all = chunks.iter().flat_map(|chunk| chunk.x_th.to_host());
@@ -95,6 +107,9 @@ impl Runner {
                 CacheView::KeyValue(view) => {
                     self.attention(pages, batch, &mut chunks, block, (view, *group));
                 }
+            }
+            if self.faults.contains(&Fault::LayerUlp) && layer == self.model.blocks.len() / 2 {
+                self.bump_first_request(batch, &mut chunks[..num_decodes]);
             }
         }
         let parts = chunks.into_iter().map(|chunk| chunk.x_th).collect();
@@ -146,9 +161,13 @@ impl Runner {
             chunk.rows.clone().map(place).collect()
         };
         // Every load comes before any store.
-        let load = |chunk| {
+        let load = |chunk: &Chunk| {
             let rows = places(chunk);
-            (States::load(pages, view, &rows, bits), rows)
+            let mut states = States::load(pages, view, &rows, bits);
+            if self.faults.contains(&Fault::DecodeUpdateDiffers) && is_decode(batch, chunk) {
+                lose_windows(&mut states, &rows);
+            }
+            (states, rows)
         };
         let loaded: Vec<_> = chunks.iter().map(load).collect();
         let mut work: Vec<_> = chunks.iter_mut().zip(loaded).collect();
@@ -190,7 +209,7 @@ impl Runner {
     /// Cuts rows into as many chunks as the device works on at once, as even in tokens as whole
     /// rows allow, and embeds their tokens. No number depends on how rows are cut.
     fn cut(&self, batch: &StepBatch, rows: Range<usize>) -> Vec<Chunk> {
-        let tokens: usize = batch.rows[rows.clone()].iter().map(|row| row.span().len).sum();
+        let tokens: usize = rows.clone().map(|row| batch.span(row).len).sum();
         let share = tokens.div_ceil(self.device.parallelism());
         let mut parts: Vec<(Range<usize>, Vec<Span>)> = Vec::new();
         let len = |spans: &[Span]| spans.last().map_or(0, |span| span.start + span.len);
@@ -200,21 +219,46 @@ impl Runner {
             }
             let (rows, spans) = parts.last_mut().expect("one was just pushed if there was none");
             rows.end = row + 1;
-            spans.push(Span { start: len(spans), ..batch.rows[row].span() });
+            spans.push(Span { start: len(spans), ..batch.span(row) });
         }
         let chunk = |(rows, spans): (Range<usize>, Vec<Span>)| {
-            let first = batch.rows[rows.start].token_start;
+            let first = batch.span(rows.start).start;
             let tokens = &batch.tokens[first..first + len(&spans)];
             let x_th = self.model.root.embed(tokens);
             Chunk { rows, spans: Spans::new(&self.device, spans), x_th }
         };
         parts.into_iter().map(chunk).collect()
     }
+
+    /// See [`Fault::LayerUlp`].
+    fn bump_first_request(&self, batch: &StepBatch, decodes: &mut [Chunk]) {
+        for chunk in decodes {
+            let rows = chunk.rows.clone().zip(chunk.spans.iter());
+            for (_, span) in rows.filter(|&(row, _)| is_first_request(batch, row)) {
+                let element = span.start * self.hidden();
+                bump_ulp(&mut chunk.x_th, element, self.num.residual_dtype);
+            }
+        }
+    }
+}
+
+fn is_decode(batch: &StepBatch, chunk: &Chunk) -> bool {
+    chunk.rows.start < batch.num_decodes
+}
+
+/// See [`Fault::DecodeUpdateDiffers`].
+fn lose_windows(states: &mut States, rows: &[StateRow]) {
+    for (state, row) in states.cpu_mut().iter_mut().zip(rows) {
+        if row.block.get().is_multiple_of(Fault::DECODE_EVERY) {
+            state.conv.fill(0.0);
+        }
+    }
 }
 
 /// A decode row reads its block whatever it holds; a prefill row where something is computed.
 fn state_row(batch: &StepBatch, index: usize, group: GroupId) -> StateRow {
-    let row: &Row = &batch.rows[index];
-    let reads = row.phase == Phase::Decode || row.has_initial_state();
+    let reads = |row: &Row| row.phase == Phase::Decode || row.has_initial_state();
+    // Padding rows are decodes.
+    let reads = batch.rows.get(index).is_none_or(reads);
     StateRow { block: batch.blocks(index, group)[0], reads }
 }

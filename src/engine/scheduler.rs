@@ -23,7 +23,7 @@ use super::{
     Row, SampledToken, Scheduled, StepPlan,
 };
 use crate::base::{EngineStep, RequestId};
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, Fault};
 
 /// Owns every request and the block pool. `schedule` and `update` alternate.
 #[derive(Clone, Debug)]
@@ -39,6 +39,8 @@ pub struct Scheduler {
     engine_steps: u64,
     preemptions: u64,
     scheduled_tokens: u64,
+    /// Whether a preempted request keeps its state blocks.
+    keeps_states: bool,
     /// A plan is out and its tokens are not in.
     in_flight: bool,
 }
@@ -99,8 +101,15 @@ impl Scheduler {
             engine_steps: 0,
             preemptions: 0,
             scheduled_tokens: 0,
+            keeps_states: false,
             in_flight: false,
         }
+    }
+
+    /// With what is planted in it.
+    #[must_use]
+    pub fn with_faults(self, faults: &[Fault]) -> Self {
+        Self { keeps_states: faults.contains(&Fault::KeepStateOnPreempt), ..self }
     }
 
     /// Appends a request to the waiting ones.
@@ -204,8 +213,8 @@ impl Scheduler {
         }
         if let Some(index) = self.running.iter().position(|request| request.id() == id) {
             self.running.remove(index).release_blocks(&mut self.pool);
-        } else {
-            self.waiting.retain(|request| request.id() != id);
+        } else if let Some(index) = self.waiting.iter().position(|request| request.id() == id) {
+            self.waiting.remove(index).expect("just found").release_blocks(&mut self.pool);
         }
         true
     }
@@ -339,8 +348,11 @@ impl Scheduler {
     /// itself.
     fn advance_or_preempt(&mut self, index: usize, tokens: u32, plan: &mut StepPlan) -> bool {
         while !self.running[index].advance(tokens, &self.layout, &mut self.pool) {
+            if self.running.len() == index + 1 && self.give_up_kept_states() {
+                continue;
+            }
             let mut victim = self.running.pop().expect("the request itself is running");
-            victim.preempt(&mut self.pool);
+            victim.preempt(&mut self.pool, self.keeps_states);
             self.preemptions += 1;
             plan.preempted.push(victim.id());
             self.waiting.push_front(victim);
@@ -349,6 +361,13 @@ impl Scheduler {
             }
         }
         true
+    }
+
+    /// Of all waiting requests, where nothing could run without; false if there are none.
+    fn give_up_kept_states(&mut self) -> bool {
+        let pool = &mut self.pool;
+        let waiting = self.waiting.iter_mut();
+        waiting.fold(false, |any, request| request.give_up_state(pool) || any)
     }
 
     /// Admits from the head of the queue; the first one that does not fit holds back all behind it.
@@ -361,6 +380,9 @@ impl Scheduler {
             }
             let scheduled_tokens = needed.min(budget);
             if !request.advance(scheduled_tokens, &self.layout, &mut self.pool) {
+                if self.running.is_empty() && self.give_up_kept_states() {
+                    continue;
+                }
                 break;
             }
             budget -= scheduled_tokens;

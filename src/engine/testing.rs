@@ -58,6 +58,7 @@ pub fn update(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) -> Vec<Fin
             computed_tokens: scheduled.computed_tokens,
             batch_row: 0,
             batch_rows: 1,
+            padding_rows: 0,
         })
     });
     scheduler.update(plan, &sampled.collect::<Vec<_>>())

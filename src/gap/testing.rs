@@ -18,6 +18,7 @@ pub fn rollout(index: u32, decode: &[f32], trainer: &[f32]) -> Rollout {
         computed_tokens: if at == 0 { 0 } else { 2 + at },
         batch_row: 0,
         batch_rows: 1,
+        padding_rows: 0,
     });
     let completion = Completion {
         id: RequestId::new(1, 0, index),

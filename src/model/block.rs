@@ -103,6 +103,14 @@ impl Block {
         Self { input_norm_h, mixer, feed_forward }
     }
 
+    /// From now on the weights of a token's experts, where the layer has any, are divided by their
+    /// sum. For forward passes only.
+    pub fn renormalise_gate(&mut self) {
+        if let Some(FeedForward { experts: Experts::Many(moe), .. }) = &mut self.feed_forward {
+            moe.renormalise();
+        }
+    }
+
     fn mamba(&self) -> &Mamba {
         match &self.mixer {
             Mixer::Mamba(mamba) => mamba,

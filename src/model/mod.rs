@@ -28,7 +28,7 @@ pub use config::{
 pub use error::ModelError;
 pub use gguf::save_gguf;
 pub use preset::Preset;
-pub use root::Root;
+pub use root::{Root, HEAD};
 pub use save::{save_folder, save_preset};
 pub use unit::{combine_fingerprints, TensorSpec, UnitBytes, UnitSpec};
 

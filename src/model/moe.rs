@@ -19,6 +19,8 @@ pub struct Moe {
     routing: Routing,
     router: Projection,
     experts: Vec<Mlp>,
+    /// Whether a token's weights are divided by their sum. False of every family here.
+    renormalises: bool,
 }
 
 /// The rows that one expert works on, side by side.
@@ -54,7 +56,13 @@ impl Moe {
             routing: Routing { experts: shape.count, per_token: shape.per_token },
             router: Projection::new(router, router.none(), config.hidden_size, trains),
             experts: (0..shape.count).map(|_| Mlp::load(config, parts, trains)).collect(),
+            renormalises: false,
         }
+    }
+
+    /// From now on; for forward passes only.
+    pub(super) fn renormalise(&mut self) {
+        self.renormalises = true;
     }
 
     /// How many tensors it took.
@@ -70,7 +78,10 @@ impl Moe {
     /// out[T, H] from the normed rows u[T, H].
     pub(super) fn forward(&self, num: &Numerics, u_th: &Array) -> Array {
         let h = self.router.inner();
-        let choices = self.routing.choose(&self.router_logits(num, u_th), num.dtype);
+        let mut choices = self.routing.choose(&self.router_logits(num, u_th), num.dtype);
+        if self.renormalises {
+            self.routing.renormalise(&mut choices, num.dtype);
+        }
         let mut out_th = u_th.zeros_like();
         for share in self.shares(u_th, &choices) {
             let y = self.experts[share.expert].forward(num, &share.u);
@@ -103,6 +114,7 @@ impl Moe {
         dout_th: &Array,
         parts: &mut impl Iterator<Item = SliceMut<'a>>,
     ) -> Array {
+        assert!(!self.renormalises, "the gradient is of weights that are not renormalised");
         let h = self.router.inner();
         let logits = self.router_logits(num, u_th);
         let choices = self.routing.choose(&logits, num.dtype);

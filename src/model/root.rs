@@ -13,7 +13,7 @@ use crate::ops::gemm::{Into, Projection};
 use crate::ops::weights::Weights;
 
 /// The output head, by the same name in every family.
-pub(super) const HEAD: &str = "lm_head.weight";
+pub const HEAD: &str = "lm_head.weight";
 
 /// The weights, the head packed.
 #[derive(Clone, Debug)]

@@ -125,6 +125,11 @@ impl UnitBytes {
         &mut self.bytes
     }
 
+    /// Appends further elements, in bytes of the same dtype.
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
     #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes

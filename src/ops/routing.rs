@@ -61,6 +61,14 @@ impl Routing {
         choices
     }
 
+    /// Divides each token's weights by their sum, rounded to the compute dtype.
+    pub fn renormalise(self, choices_tk: &mut [Choice], dtype: Dtype) {
+        for choices in choices_tk.chunks_exact_mut(self.per_token) {
+            let total: f32 = choices.iter().map(|choice| choice.weight).sum();
+            choices.iter_mut().for_each(|one| one.weight = to_dtype(one.weight / total, dtype));
+        }
+    }
+
     /// From the gradient by each choice's weight, `[T, K]`: the gradient by the logits[T, E],
     /// overwritten. Which experts are chosen has no gradient.
     pub fn backward(

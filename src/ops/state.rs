@@ -113,7 +113,8 @@ impl States {
         self.len() == 0
     }
 
-    pub(super) fn cpu_mut(&mut self) -> &mut [MambaState] {
+    /// The CPU's copies. Panics for states of another device.
+    pub fn cpu_mut(&mut self) -> &mut [MambaState] {
         match self {
             Self::Cpu(states) => states,
             #[cfg(feature = "cuda")]

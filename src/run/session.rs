@@ -16,7 +16,7 @@ use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
 use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
 use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest, SampledToken};
 use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
-use crate::model::{combine_fingerprints, Numerics, Plan};
+use crate::model::{combine_fingerprints, Numerics, Plan, HEAD};
 use crate::ops::array::Device;
 use crate::rollout::{advantages, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task};
 use crate::trainer::reference::Reference;
@@ -319,7 +319,12 @@ impl Session {
         let one = |(spec, (&engine, &trainer)): (&crate::model::TensorSpec, (&u64, &u64))| {
             TensorFingerprint { name: spec.name.clone(), engine, trainer }
         };
-        names.zip(both).map(one).collect()
+        let head = self.engine.head_fingerprint().map(|engine| TensorFingerprint {
+            name: HEAD.to_owned(),
+            engine,
+            trainer: self.scored_with[0],
+        });
+        names.zip(both).map(one).chain(head).collect()
     }
 
     /// Learns from the step's rollouts and hands the new weights to the engine. Empty where the

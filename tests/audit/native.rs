@@ -87,6 +87,7 @@ fn rollout(index: u32) -> Rollout {
         computed_tokens: 0,
         batch_row: 0,
         batch_rows: 1,
+        padding_rows: 0,
     };
     let scored = Some([-0.1, -6.0].map(|logp| Some(LogProb::new(logp))).to_vec());
     let completion = Completion {

@@ -218,6 +218,7 @@ fn sampled(token: u32, logp: f32, phase: Phase) -> SampledToken {
         computed_tokens: 0,
         batch_row: 2,
         batch_rows: 32,
+        padding_rows: 8,
     }
 }
 
@@ -321,6 +322,7 @@ fn token_columns() -> Vec<(&'static str, &'static str, &'static str, [Value; 3])
         ("computed_tokens", "UInt32", "UINTEGER", all(json!(0))),
         ("batch_row", "UInt32", "UINTEGER", all(json!(2))),
         ("batch_rows", "UInt32", "UINTEGER", all(json!(32))),
+        ("padding_rows", "UInt32", "UINTEGER", all(json!(8))),
     ]
 }
 

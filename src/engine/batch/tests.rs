@@ -88,6 +88,7 @@ fn tables_hold_the_ids_of_their_rows() {
         computed_tokens: 0,
         batch_row: 1,
         batch_rows: 2,
+        padding_rows: 0,
     };
     assert_eq!(sampled, expected);
 }

@@ -19,6 +19,7 @@ impl Engine {
     /// # Errors
     /// A pool of another size or a damaged one; the engine is then as it was.
     pub fn restore(&mut self, snapshot: SchedulerSnapshot) -> Result<(), EngineError> {
+        self.strike.go_on_after(snapshot.engine_steps);
         self.scheduler.restore(snapshot)
     }
 

@@ -21,6 +21,7 @@ fn sampled(token: u32, logp: f32) -> SampledToken {
         computed_tokens: 9,
         batch_row: 2,
         batch_rows: 32,
+        padding_rows: 8,
     }
 }
 
@@ -135,6 +136,7 @@ fn tokens_read_back_with_what_is_absent_and_what_is_not_finite() {
         computed_tokens: 9,
         batch_row: 2,
         batch_rows: 32,
+        padding_rows: 8,
     };
     assert_eq!(rows[0], expect);
     assert_eq!(rows[1].logp_decode.unwrap().get().to_bits(), NAN.to_bits());

@@ -32,6 +32,8 @@ pub struct TokenRow {
     /// Where the request stood in that pass's batch.
     pub batch_row: u32,
     pub batch_rows: u32,
+    /// Idle rows beside them, up to a captured batch size.
+    pub padding_rows: u32,
 }
 
 /// Writes the sampled tokens of one step's rollouts, atomically.
@@ -58,6 +60,7 @@ pub fn read_tokens(path: &Path) -> Result<Vec<TokenRow>, ReportError> {
     table.required("computed_tokens", rows, |row, v| row.computed_tokens = v)?;
     table.required("batch_row", rows, |row, v| row.batch_row = v)?;
     table.required("batch_rows", rows, |row, v| row.batch_rows = v)?;
+    table.required("padding_rows", rows, |row, v| row.padding_rows = v)?;
     Ok(rows.to_vec())
 }
 
@@ -77,6 +80,7 @@ fn columns(rows: &[TokenRow]) -> Vec<Column> {
         required("computed_tokens", rows, |row| row.computed_tokens),
         required("batch_row", rows, |row| row.batch_row),
         required("batch_rows", rows, |row| row.batch_rows),
+        required("padding_rows", rows, |row| row.padding_rows),
     ]
 }
 
@@ -102,6 +106,7 @@ fn token_rows(rollout: &Rollout) -> impl Iterator<Item = TokenRow> + '_ {
         computed_tokens: sampled.computed_tokens,
         batch_row: sampled.batch_row,
         batch_rows: sampled.batch_rows,
+        padding_rows: sampled.padding_rows,
     })
 }
 

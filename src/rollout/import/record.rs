@@ -242,6 +242,7 @@ fn sampled((&token, logp): (&TokenId, LogProb)) -> SampledToken {
         computed_tokens: 0,
         batch_row: 0,
         batch_rows: 0,
+        padding_rows: 0,
     }
 }
 

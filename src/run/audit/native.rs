@@ -125,6 +125,7 @@ fn completion(row: &RolloutRow, tokens: &[TokenRow], decode: &[LogProb]) -> Resu
         computed_tokens: token.computed_tokens,
         batch_row: token.batch_row,
         batch_rows: token.batch_rows,
+        padding_rows: token.padding_rows,
     };
     let stopped = row.finish_reason == FinishReason::Stop.name();
     Ok(Completion {

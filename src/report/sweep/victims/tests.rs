@@ -16,6 +16,7 @@ fn rollout(idx: u32, gap: f32, text: &str) -> Rollout {
         computed_tokens: 9,
         batch_row: 0,
         batch_rows: 1,
+        padding_rows: 0,
     };
     Rollout {
         completion: Completion {
