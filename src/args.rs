@@ -75,6 +75,9 @@ pub enum Command {
     Score(Score),
     /// Measure log-probabilities that others dumped, with both sides' values in the records
     Audit(Audit),
+    /// The faults that can be planted, to see each found and named
+    #[command(subcommand)]
+    Faults(Faults),
     /// Throughput of generate, score and train
     Bench {
         #[command(flatten)]
@@ -159,6 +162,12 @@ pub struct Audit {
     /// Where audit.json and steps.jsonl go
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+pub enum Faults {
+    /// Every fault: what plants it, what is seen of it, which lever hides it
+    List,
 }
 
 #[derive(Subcommand)]

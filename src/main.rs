@@ -15,7 +15,7 @@ use gapscope::config::{self, Config, Dtype, Leg};
 use gapscope::model::{save_gguf, save_preset, Preset};
 use gapscope::run::{self, FailOn, Interrupted, ScoreOptions, SweepFile, INTERRUPTED};
 
-use args::{Audit, Cli, Command, Experiment, Model, Score};
+use args::{Audit, Cli, Command, Experiment, Faults, Model, Score};
 
 /// What a command that did its work has to say.
 #[derive(Default)]
@@ -101,6 +101,7 @@ fn execute(command: Command) -> Result<Done> {
             run::bisect(&run, step.map(Step::new), all)?
         }
         Command::Score(score) => score.run()?,
+        Command::Faults(Faults::List) => run::list_faults(),
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,
         Command::Model(Model::Inspect { model, set }) => {
             run::describe_model(&model_config(&model, &set)?)?

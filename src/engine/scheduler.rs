@@ -14,6 +14,8 @@
 //! }
 //! ```
 
+mod kept_states;
+
 use std::collections::{HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
@@ -23,7 +25,7 @@ use super::{
     Row, SampledToken, Scheduled, StepPlan,
 };
 use crate::base::{EngineStep, RequestId};
-use crate::config::{EngineConfig, Fault};
+use crate::config::EngineConfig;
 
 /// Owns every request and the block pool. `schedule` and `update` alternate.
 #[derive(Clone, Debug)]
@@ -104,12 +106,6 @@ impl Scheduler {
             keeps_states: false,
             in_flight: false,
         }
-    }
-
-    /// With what is planted in it.
-    #[must_use]
-    pub fn with_faults(self, faults: &[Fault]) -> Self {
-        Self { keeps_states: faults.contains(&Fault::KeepStateOnPreempt), ..self }
     }
 
     /// Appends a request to the waiting ones.
@@ -361,13 +357,6 @@ impl Scheduler {
             }
         }
         true
-    }
-
-    /// Of all waiting requests, where nothing could run without; false if there are none.
-    fn give_up_kept_states(&mut self) -> bool {
-        let pool = &mut self.pool;
-        let waiting = self.waiting.iter_mut();
-        waiting.fold(false, |any, request| request.give_up_state(pool) || any)
     }
 
     /// Admits from the head of the queue; the first one that does not fit holds back all behind it.

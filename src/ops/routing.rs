@@ -234,6 +234,22 @@ mod tests {
         }
     }
 
+    /// radixark/miles#2722: the same experts, and weights of 0.625 and 0.375 instead.
+    #[test]
+    fn k25_renormalised_weights_are_of_the_same_experts() {
+        let routing = Routing { experts: 3, per_token: 2 };
+        let logits = [0.5_f32.ln(), 0.3_f32.ln(), 0.2_f32.ln(), 0.0, 0.0, 0.0];
+        let plain = routing.forward(&logits, Dtype::F32);
+        let mut renormalised = plain.clone();
+        routing.renormalise(&mut renormalised, Dtype::F32);
+        let experts = |choices: &[Choice]| choices.iter().map(|c| c.expert).collect::<Vec<_>>();
+        assert_eq!(experts(&plain), experts(&renormalised));
+        let weights = |choices: &[Choice]| choices.iter().map(|c| c.weight).collect::<Vec<_>>();
+        let third = 1.0 / 3.0;
+        assert_close("plain", &weights(&plain), [0.5, 0.3, third, third], 1e-7);
+        assert_close("renormalised", &weights(&renormalised), [0.625, 0.375, 0.5, 0.5], 1e-7);
+    }
+
     /// radixark/miles#2722: probabilities 0.5, 0.3 and 0.2 give the weights 0.5 and 0.3, where
     /// renormalised ones would be 0.625 and 0.375.
     #[test]

@@ -130,3 +130,10 @@ fn a_partial_chunk_has_no_token() {
     let batch = PersistentBatch::new(BatchSplit::IsPrefilling, false).build(&plan, &scheduler);
     let _ = batch.sampled(0, TokenId::new(8), LogProb::new(-0.5));
 }
+
+/// Of a largest size of 20: what no size holds runs as it is.
+#[test]
+fn k05_captured_sizes() {
+    let rows = [1, 2, 3, 4, 5, 8, 9, 16, 17, 20];
+    assert_eq!(rows.map(|n| captured_size(n, 20)), [1, 2, 4, 4, 8, 8, 16, 16, 17, 20]);
+}

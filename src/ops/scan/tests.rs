@@ -1,3 +1,5 @@
+mod toy;
+
 use super::*;
 use crate::ops::testing::{assert_close, finite_difference, random, weighted, wide};
 

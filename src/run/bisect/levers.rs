@@ -16,7 +16,7 @@ pub(super) struct Lever {
 
 /// Every lever that this experiment's configuration leaves to turn, the cheap ones first.
 pub(super) fn levers(config: &Config, num_blocks: u32) -> Vec<Lever> {
-    let policies = [state_index(config), batch_split(config), budget(config)];
+    let policies = [state_index(config), batch_split(config), eager(config), budget(config)];
     let places = [force_prefill(config), free_list(config), blocks(config, num_blocks)];
     let others = [rollouts(config), sampling(config), updates(config), dtype(config)];
     let all = policies.into_iter().chain(others).chain(places).chain([one_at_a_time(config)]);
@@ -48,6 +48,13 @@ fn batch_split(config: &Config) -> Option<Lever> {
     let turn = |c: &mut Config| c.engine.batch_split = BatchSplit::IsPrefilling;
     let points_to = "a short first chunk that is taken for a decode and reads a stale state";
     old.then(|| turned(config, change, turn, points_to, true))?
+}
+
+fn eager(config: &Config) -> Option<Lever> {
+    let turn = |c: &mut Config| c.engine.enforce_eager = true;
+    let points_to = "rows that fill a batch of decodes up to a captured size";
+    let change = "engine.enforce_eager -> true".to_owned();
+    (!config.engine.enforce_eager).then(|| turned(config, change, turn, points_to, true))?
 }
 
 fn budget(config: &Config) -> Option<Lever> {

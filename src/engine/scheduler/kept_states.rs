@@ -1,0 +1,20 @@
+//! A planted fault: preempted requests that keep their state blocks.
+
+use super::Scheduler;
+use crate::config::Fault;
+
+impl Scheduler {
+    /// With what is planted in it.
+    #[must_use]
+    pub fn with_faults(self, faults: &[Fault]) -> Self {
+        Self { keeps_states: faults.contains(&Fault::KeepStateOnPreempt), ..self }
+    }
+
+    /// Gives up the states of all waiting requests, where nothing could run otherwise; false if
+    /// there are none.
+    pub(super) fn give_up_kept_states(&mut self) -> bool {
+        let pool = &mut self.pool;
+        let waiting = self.waiting.iter_mut();
+        waiting.fold(false, |any, request| request.give_up_state(pool) || any)
+    }
+}
