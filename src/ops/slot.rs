@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wraps_from_the_first_slot_past_the_width() {
+    fn k01_wraps_from_the_first_slot_past_the_width() {
         // (bits, stride, slots, first bad slot, where it lands, how many are bad)
         let cases = [
             (16, 128, 700, 512, 0, 188),

@@ -1,6 +1,6 @@
 //! A planted fault: preempted requests that keep their state blocks.
 
-use super::Scheduler;
+use super::{Request, Scheduler};
 use crate::config::Fault;
 
 impl Scheduler {
@@ -14,7 +14,7 @@ impl Scheduler {
     /// there are none.
     pub(super) fn give_up_kept_states(&mut self) -> bool {
         let pool = &mut self.pool;
-        let waiting = self.waiting.iter_mut();
-        waiting.fold(false, |any, request| request.give_up_state(pool) || any)
+        let gave_up = |request: &mut Request| request.give_up_state(pool);
+        self.waiting.iter_mut().map(gave_up).filter(|gave| *gave).count() > 0
     }
 }
