@@ -38,9 +38,10 @@ __device__ __forceinline__ float step(
 }
 
 // A bf16 state is rounded after every row: a decode that goes through its page cannot help it.
+// Fast arithmetic leaves that to the store and passes F32 here.
 template <int FIXED>
-__device__ __forceinline__ void round_states(float* h, uint32_t states, uint32_t state_dtype) {
-    if (state_dtype != BF16) return;
+__device__ __forceinline__ void round_states(float* h, uint32_t states, uint32_t row_dtype) {
+    if (row_dtype != BF16) return;
 #pragma unroll
     for (uint32_t i = 0; i < (FIXED ? FIXED : states); ++i) h[i] = round_bf16(h[i]);
 }
@@ -61,6 +62,7 @@ __device__ __forceinline__ void forward(
     uint32_t channels,
     uint32_t states,
     uint32_t dtype,
+    uint32_t row_dtype,
     float* __restrict__ spill,
     float* __restrict__ y_td) {
     const uint32_t span = blockIdx.x;
@@ -91,7 +93,7 @@ __device__ __forceinline__ void forward(
         const float x = c_td[here], delta = softplus(dt_td[here] + dt_bias);
         const float sum = step<FIXED>(h, a, b_tn + row * n, c_tn + row * n, n, delta, x);
         y_td[here] = to_dtype((sum + skip * x) * silu(z_td[here]), dtype);
-        round_states<FIXED>(h, n, state.dtype);
+        round_states<FIXED>(h, n, row_dtype);
     }
     if (!paged) return;
 #pragma unroll
@@ -230,10 +232,10 @@ __device__ __forceinline__ void backward(
     const float *c_td, const float *dt_td, const float *b_tn, const float *c_tn,                 \
         const float *z_td, const float *a_dn, const float *skip_d, const float *dt_bias_d,       \
         State state, const uint32_t *starts, const uint32_t *lens, uint32_t channels,            \
-        uint32_t states, uint32_t dtype, float *spill, float *y_td
+        uint32_t states, uint32_t dtype, uint32_t row_dtype, float *spill, float *y_td
 #define FORWARD_ARGUMENTS                                                                        \
     c_td, dt_td, b_tn, c_tn, z_td, a_dn, skip_d, dt_bias_d, state, starts, lens, channels,       \
-        states, dtype, spill, y_td
+        states, dtype, row_dtype, spill, y_td
 
 extern "C" __global__ void scan_forward_16(FORWARD_PARAMETERS) { forward<16>(FORWARD_ARGUMENTS); }
 

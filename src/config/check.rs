@@ -30,6 +30,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
         trainer: trainer(source),
         check: CheckConfig {
             legs: legs(source),
+            thresholds: source.get("check.thresholds"),
             greedy_eval_prompts: source.get("check.greedy_eval_prompts"),
         },
         checkpoint: checkpoint(source),
@@ -102,6 +103,7 @@ fn engine(source: &Source, model_dtype: Dtype) -> EngineConfig {
         free_list: source.get("engine.free_list"),
         logprobs_mode: source.get("engine.logprobs_mode"),
         force_prefill: source.get("engine.force_prefill"),
+        numerics: source.get("engine.numerics"),
         faults: source.get("engine.faults"),
     }
 }

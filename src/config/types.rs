@@ -90,6 +90,7 @@ pub struct EngineConfig {
     pub free_list: FreeListOrder,
     pub logprobs_mode: LogprobsMode,
     pub force_prefill: bool,
+    pub numerics: Arithmetic,
     /// Planted faults, by name (`engine.faults`), for `gapscope faults` and the tests.
     pub faults: Vec<Fault>,
 }
@@ -114,6 +115,17 @@ impl EngineConfig {
 
 /// What the engine plans with on the CPU unless it is told: enough for a laptop's experiments.
 pub const CPU_MEMORY: u64 = 256 << 20;
+
+/// How sums and recurrences are ordered, on both sides (`engine.numerics`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arithmetic {
+    /// One order for every shape: a row's bits depend on that row alone.
+    #[default]
+    Invariant,
+    /// What is fastest for the shape at hand: a library's matrix products, a scan in tiles.
+    Fast,
+}
 
 /// How rows of one engine step are told apart as decode or prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
@@ -257,8 +269,28 @@ pub enum LossAggregation {
 pub struct CheckConfig {
     /// `decode` and `trainer` are always among them.
     pub legs: Vec<Leg>,
+    pub thresholds: Thresholds,
     /// Problems answered greedily after the last step; 0 for none.
     pub greedy_eval_prompts: u32,
+}
+
+/// What makes a step an alarm. A log-probability that is not finite always does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Thresholds {
+    /// A token over the floor.
+    #[default]
+    Floor,
+    /// NeMo-RL's guide: mean k3 over 1e-3, or mean exp|d| over 1.05.
+    NemoRl,
+    /// prime-rl's limit for a new model: mean k3 over 0.015.
+    PrimeRl,
+    /// slime: mean |d| over 0.1.
+    Slime,
+    /// miles: |mean d| over 0.03.
+    Miles,
+    /// Any difference.
+    Exact,
 }
 
 /// One way of getting the log-probability of a sampled token.

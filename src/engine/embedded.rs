@@ -121,7 +121,7 @@ impl Engine {
         // The old ones go first: a device has no room for both.
         self.weights = None;
         let plan = copied_head.as_ref().map_or(&self.plan, |head| &head.plan);
-        let mut model = Model::load(plan, &units, &self.device);
+        let mut model = Model::load(plan, &self.num, &units, &self.device);
         if self.config.faults.contains(&Fault::GateRenormalised) {
             model.blocks.iter_mut().for_each(Block::renormalise_gate);
         }

@@ -28,7 +28,8 @@ pub fn measured_memory(
     let layout = layout(plan, num, config)?;
     let mut scratch_bytes = 0;
     let used = device.fullest(|| {
-        let runner = Runner::new(*num, &layout, Model::load(plan, units, device), u64::BITS);
+        let model = Model::load(plan, num, units, device);
+        let runner = Runner::new(*num, &layout, model, u64::BITS);
         scratch_bytes = fullest_batch(device, &layout, &runner, config);
     });
     Ok(match used {

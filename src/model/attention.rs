@@ -13,7 +13,7 @@ use crate::ops::array::{Array, SliceMut};
 use crate::ops::attention::{Contexts, Heads, Projected};
 use crate::ops::gemm::{Into, Projection};
 use crate::ops::rope::{Rope, Turns};
-use crate::ops::weights::Part;
+use crate::ops::weights::{Part, Purpose};
 
 /// The weights of one mixer, packed.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ impl Attention {
     pub(super) fn load<'a>(
         config: &HfConfig,
         parts: &mut impl Iterator<Item = Part<'a>>,
-        trains: bool,
+        purpose: Purpose,
     ) -> Self {
         let shape = config.attention().clone();
         let (h, width) = (config.hidden_size, shape.head_dim);
@@ -83,7 +83,7 @@ impl Attention {
         let mut next = || parts.next().expect("the unit's tensors are in this order");
         let mut linear = |inner, bias: bool| {
             let w = next();
-            Projection::new(w, if bias { next() } else { w.none() }, inner, trains)
+            Projection::new(w, if bias { next() } else { w.none() }, inner, purpose)
         };
         let [q_proj, k_proj, v_proj] = [(); 3].map(|()| linear(h, shape.qkv_bias));
         let o_proj = linear(heads.query_row(), shape.o_bias);

@@ -16,7 +16,7 @@ use super::{FeedForwardKind, HfConfig, LayerKind, MixerKind, Numerics, Spans};
 use crate::ops::array::{Array, SliceMut};
 use crate::ops::attention::{Contexts, Projected};
 use crate::ops::state::States;
-use crate::ops::weights::{Part, Weights};
+use crate::ops::weights::{Part, Purpose, Weights};
 
 /// The weights of one layer, packed.
 #[derive(Clone, Debug)]
@@ -76,27 +76,27 @@ pub(super) fn unit(config: &HfConfig, kind: LayerKind, index: usize) -> UnitSpec
 }
 
 impl Block {
-    /// From a unit's weights; `trains` also packs what the backward needs.
+    /// From a unit's weights, laid out for their purpose.
     #[must_use]
     pub fn load(
         config: &HfConfig,
         kind: LayerKind,
         spec: &UnitSpec,
         weights: &Weights,
-        trains: bool,
+        purpose: Purpose,
     ) -> Self {
         let mut parts = spec.tensors_of(weights);
         let norm = |part: Option<Part<'_>>| part.expect("a unit has its norms").to_array();
         let input_norm_h = norm(parts.next());
         let mixer = match kind.mixer {
-            MixerKind::Mamba => Mixer::Mamba(Mamba::load(config, &mut parts, trains)),
-            MixerKind::Attention => Mixer::Attention(Attention::load(config, &mut parts, trains)),
+            MixerKind::Mamba => Mixer::Mamba(Mamba::load(config, &mut parts, purpose)),
+            MixerKind::Attention => Mixer::Attention(Attention::load(config, &mut parts, purpose)),
         };
         let feed_forward = (kind.feed_forward != FeedForwardKind::None).then(|| FeedForward {
             norm_h: norm(parts.next()),
             experts: match kind.feed_forward {
-                FeedForwardKind::Experts => Experts::Many(Moe::load(config, &mut parts, trains)),
-                _ => Experts::One(Mlp::load(config, &mut parts, trains)),
+                FeedForwardKind::Experts => Experts::Many(Moe::load(config, &mut parts, purpose)),
+                _ => Experts::One(Mlp::load(config, &mut parts, purpose)),
             },
         });
         assert!(parts.next().is_none(), "unit {} has tensors nobody takes", spec.name);

@@ -4,7 +4,8 @@
 //! Shape letters: T rows, H hidden, D inner channels, N states, R the rank of dt. Rounding points,
 //! the same in every leg: each projection's output; the convolution after its silu; dt, B and C
 //! after their norms, if any (twice, as RMSNorm has it); y after gate and skip. Δ, exp, state and
-//! Σ h·C stay f32; the state is rounded to its cache dtype after every row.
+//! Σ h·C stay f32; the state is rounded to its cache dtype after every row, or in fast arithmetic
+//! after a pass's last one.
 //!
 //! There is one form. A decode is a sequence of one row that starts from the cached state; on a
 //! CPU the step of the scan is the scan.
@@ -16,7 +17,7 @@ use crate::ops::conv::Convolution;
 use crate::ops::gemm::{Into, Projection};
 use crate::ops::scan::{InputGradients, Inputs, SelectiveScan, Sums};
 use crate::ops::state::States;
-use crate::ops::weights::Part;
+use crate::ops::weights::{Part, Purpose};
 
 /// The weights of one mixer, packed.
 #[derive(Clone, Debug)]
@@ -124,7 +125,7 @@ impl Mamba {
     pub(super) fn load<'a>(
         config: &HfConfig,
         parts: &mut impl Iterator<Item = Part<'a>>,
-        trains: bool,
+        purpose: Purpose,
     ) -> Self {
         let (h, shape) = (config.hidden_size, config.mamba().clone());
         let MambaShape { d_inner: d, d_state: n, dt_rank: r, .. } = shape;
@@ -144,16 +145,16 @@ impl Mamba {
         let out_proj = next();
         let out_bias = if shape.proj_bias { next() } else { none };
         Self {
-            in_x: Projection::new(in_x, bias_x, h, trains),
-            in_z: Projection::new(in_z, bias_z, h, trains),
+            in_x: Projection::new(in_x, bias_x, h, purpose),
+            in_z: Projection::new(in_z, bias_z, h, purpose),
             conv: Convolution::new(conv_w, conv_bias, d),
-            x_dt: Projection::new(x_dt, none, d, trains),
-            x_b: Projection::new(x_b, none, d, trains),
-            x_c: Projection::new(x_c, none, d, trains),
-            dt_proj: Projection::new(dt_proj, none, r, trains),
+            x_dt: Projection::new(x_dt, none, d, purpose),
+            x_b: Projection::new(x_b, none, d, purpose),
+            x_c: Projection::new(x_c, none, d, purpose),
+            dt_proj: Projection::new(dt_proj, none, r, purpose),
             norms,
-            scan: SelectiveScan::new(a_log, skip, dt_bias),
-            out_proj: Projection::new(out_proj, out_bias, d, trains),
+            scan: SelectiveScan::new(a_log, skip, dt_bias, purpose.arithmetic),
+            out_proj: Projection::new(out_proj, out_bias, d, purpose),
             shape,
         }
     }

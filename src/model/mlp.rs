@@ -8,7 +8,7 @@ use super::unit::TensorSpec;
 use super::{HfConfig, Numerics};
 use crate::ops::array::{Array, SliceMut};
 use crate::ops::gemm::{Into, Projection};
-use crate::ops::weights::Part;
+use crate::ops::weights::{Part, Purpose};
 
 /// The weights, packed.
 #[derive(Clone, Debug)]
@@ -32,12 +32,12 @@ impl Mlp {
     pub(super) fn load<'a>(
         config: &HfConfig,
         parts: &mut impl Iterator<Item = Part<'a>>,
-        trains: bool,
+        purpose: Purpose,
     ) -> Self {
         let (h, f) = (config.hidden_size, config.feed_forward().intermediate_size);
         let mut linear = |inner| {
             let w = parts.next().expect("the unit's tensors are in this order");
-            Projection::new(w, w.none(), inner, trains)
+            Projection::new(w, w.none(), inner, purpose)
         };
         Self { gate_proj: linear(h), up_proj: linear(h), down_proj: linear(f) }
     }

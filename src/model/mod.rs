@@ -32,11 +32,12 @@ pub use root::{Root, HEAD};
 pub use save::{save_folder, save_preset};
 pub use unit::{combine_fingerprints, TensorSpec, UnitBytes, UnitSpec};
 
-use crate::config::Dtype;
+use crate::config::{Arithmetic, Config, Dtype};
 use crate::ops::array::Device;
 pub use crate::ops::spans::{Span, Spans};
+use crate::ops::weights::Purpose;
 
-/// The dtypes and constant that fix every rounding of a forward.
+/// What fixes every rounding of a forward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Numerics {
     /// Weights and activations.
@@ -47,6 +48,16 @@ pub struct Numerics {
     pub residual_dtype: Dtype,
     /// Of every RMS norm.
     pub eps: f32,
+    /// How sums and recurrences are ordered. A layer's operations are chosen by it once, at load.
+    pub arithmetic: Arithmetic,
+}
+
+impl Numerics {
+    /// What a layer is loaded for under these numerics.
+    #[must_use]
+    pub fn purpose(&self, trains: bool) -> Purpose {
+        Purpose { arithmetic: self.arithmetic, trains }
+    }
 }
 
 /// A model's shape: its layers in order and its units. Unit 0 is the root (embedding, final norm
@@ -74,10 +85,20 @@ impl Plan {
         self.units.iter().map(|unit| unit.len() as u64).sum()
     }
 
+    /// Invariant numerics of these dtypes.
     #[must_use]
     pub fn numerics(&self, dtype: Dtype, state_dtype: Dtype) -> Numerics {
         let residual_dtype = if self.config.residual_in_fp32 { Dtype::F32 } else { dtype };
-        Numerics { dtype, state_dtype, residual_dtype, eps: self.config.rms_norm_eps }
+        let (eps, arithmetic) = (self.config.rms_norm_eps, Arithmetic::Invariant);
+        Numerics { dtype, state_dtype, residual_dtype, eps, arithmetic }
+    }
+
+    /// The numerics of an experiment, which its engine and its trainer share.
+    #[must_use]
+    pub fn numerics_of(&self, config: &Config) -> Numerics {
+        let engine = &config.engine;
+        let invariant = self.numerics(config.model.dtype, engine.mamba_ssm_cache_dtype);
+        Numerics { arithmetic: engine.numerics, ..invariant }
     }
 }
 
@@ -89,14 +110,15 @@ pub struct Model {
 }
 
 impl Model {
-    /// From the units' gathered bytes, in the plan's order, on `device`.
+    /// From the units' gathered bytes, in the plan's order, on `device`, to run under `num`.
     #[must_use]
-    pub fn load(plan: &Plan, units: &[UnitBytes], device: &Device) -> Self {
+    pub fn load(plan: &Plan, num: &Numerics, units: &[UnitBytes], device: &Device) -> Self {
         assert_eq!(units.len(), plan.units.len(), "one array of bytes a unit");
-        let root = Root::load(&plan.config, &plan.units[0], &units[0].open(device), false);
+        let purpose = num.purpose(false);
+        let root = Root::load(&plan.config, &plan.units[0], &units[0].open(device), purpose);
         let blocks = plan.layers.iter().zip(&plan.units[1..]).zip(&units[1..]);
         let blocks = blocks.map(|((kind, spec), unit)| {
-            Block::load(&plan.config, *kind, spec, &unit.open(device), false)
+            Block::load(&plan.config, *kind, spec, &unit.open(device), purpose)
         });
         Self { root, blocks: blocks.collect() }
     }

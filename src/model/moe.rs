@@ -11,7 +11,7 @@ use super::{HfConfig, Numerics};
 use crate::ops::array::{Array, SliceMut};
 use crate::ops::gemm::{Into, Projection};
 use crate::ops::routing::{Choice, Routing};
-use crate::ops::weights::Part;
+use crate::ops::weights::{Part, Purpose};
 
 /// The weights, packed.
 #[derive(Clone, Debug)]
@@ -48,14 +48,14 @@ impl Moe {
     pub(super) fn load<'a>(
         config: &HfConfig,
         parts: &mut impl Iterator<Item = Part<'a>>,
-        trains: bool,
+        purpose: Purpose,
     ) -> Self {
         let shape = config.experts();
         let router = parts.next().expect("the unit's tensors are in this order");
         Self {
             routing: Routing { experts: shape.count, per_token: shape.per_token },
-            router: Projection::new(router, router.none(), config.hidden_size, trains),
-            experts: (0..shape.count).map(|_| Mlp::load(config, parts, trains)).collect(),
+            router: Projection::new(router, router.none(), config.hidden_size, purpose),
+            experts: (0..shape.count).map(|_| Mlp::load(config, parts, purpose)).collect(),
             renormalises: false,
         }
     }

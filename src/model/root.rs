@@ -10,7 +10,7 @@ use crate::config::Dtype;
 use crate::ops::array::{Array, Device, SliceMut};
 use crate::ops::embedding::Embedding;
 use crate::ops::gemm::{Into, Projection};
-use crate::ops::weights::Weights;
+use crate::ops::weights::{Purpose, Weights};
 
 /// The output head, by the same name in every family.
 pub const HEAD: &str = "lm_head.weight";
@@ -54,9 +54,9 @@ pub(super) fn unit(config: &HfConfig) -> UnitSpec {
 }
 
 impl Root {
-    /// From the unit's weights; `trains` also packs what the backward needs.
+    /// From the unit's weights, laid out for their purpose.
     #[must_use]
-    pub fn load(config: &HfConfig, spec: &UnitSpec, weights: &Weights, trains: bool) -> Self {
+    pub fn load(config: &HfConfig, spec: &UnitSpec, weights: &Weights, purpose: Purpose) -> Self {
         let mut parts = spec.tensors_of(weights);
         let embed = parts.next().expect("the root has an embedding");
         let final_norm_h = parts.next().expect("the root has a norm").to_array();
@@ -64,7 +64,7 @@ impl Root {
         Self {
             embedding: Embedding::new(embed),
             final_norm_h,
-            head: Projection::new(head, head.none(), config.hidden_size, trains),
+            head: Projection::new(head, head.none(), config.hidden_size, purpose),
             tied: config.tie_word_embeddings,
         }
     }

@@ -5,16 +5,18 @@
 //! Δ = softplus(δ + bias); h ← exp(Δ·A)·h + (Δ·c)·B; y = round((Σ_n h·C + D·c) · silu(z)).
 //! The sum over n follows the lanes of `simd`. A bf16 state is rounded after every row, because a
 //! decode that goes through its cache page cannot help doing so; y uses h before that rounding.
+//! All of this is invariant arithmetic's; fast arithmetic's scan is in `tiled`.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod selective;
+mod tiled;
 
 pub use selective::{InputGradients, Inputs, SelectiveScan, Sums};
 
-use super::round::to_dtype;
+use super::round::{slice_to_dtype, to_dtype};
 use super::simd::{exp, fold, sigmoid, silu, silu_derivative, softplus, vectorized, LANES};
-use crate::config::Dtype;
+use crate::config::{Arithmetic, Dtype};
 
 /// Weights of one layer's scan.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,6 +26,7 @@ pub struct Scan {
     /// The skip weight `D`, `[D]`.
     skip_d: Vec<f32>,
     dt_bias_d: Vec<f32>,
+    arithmetic: Arithmetic,
 }
 
 /// A sequence's rows, each already in the compute dtype.
@@ -88,7 +91,14 @@ impl Scan {
         assert_eq!(skip_d.len(), dt_bias_d.len(), "D and dt_proj.bias differ");
         assert_eq!(a_log_dn.len() % skip_d.len(), 0, "A_log is not [{}, N]", skip_d.len());
         let a_dn = a_log_dn.iter().map(|&a| -exp(a)).collect();
-        Self { a_dn, skip_d: skip_d.to_vec(), dt_bias_d: dt_bias_d.to_vec() }
+        let (skip_d, dt_bias_d) = (skip_d.to_vec(), dt_bias_d.to_vec());
+        Self { a_dn, skip_d, dt_bias_d, arithmetic: Arithmetic::Invariant }
+    }
+
+    /// The same weights under another arithmetic.
+    #[must_use]
+    pub fn under(self, arithmetic: Arithmetic) -> Self {
+        Self { arithmetic, ..self }
     }
 
     fn channels(&self) -> usize {
@@ -105,7 +115,8 @@ impl Scan {
         self.a_dn.len()
     }
 
-    /// y[T, D]; the state advances by T rows, rounded to `state_dtype` after each.
+    /// y[T, D]; the state advances by T rows, rounded to `state_dtype` after each where arithmetic is
+    /// invariant, after the last where it is fast.
     pub fn forward(
         &self,
         h_dn: &mut [f32],
@@ -116,6 +127,10 @@ impl Scan {
     ) {
         self.assert_shapes(rows, y_td.len());
         assert_eq!(h_dn.len(), self.state_len(), "scan state");
+        if self.arithmetic == Arithmetic::Fast {
+            self.forward_tiled(h_dn, rows, dtype, y_td);
+            return slice_to_dtype(h_dn, state_dtype);
+        }
         vectorized(
             #[inline(always)]
             || {
@@ -164,7 +179,7 @@ impl Scan {
 
     /// For a sequence that starts from a zero state. Recomputes the states (T · D · N floats),
     /// then walks back: p_t = g_t·C_t + exp(Δ_{t+1}·A)·p_{t+1} (Mamba, Gu and Dao 2023). A rounded
-    /// state passes its gradient straight through.
+    /// state passes its gradient straight through; fast arithmetic rounds none on the way.
     pub fn backward(
         &self,
         rows: Rows<'_>,
@@ -175,6 +190,7 @@ impl Scan {
     ) {
         self.assert_shapes(rows, dy_td.len());
         let (d, n) = (self.channels(), self.states());
+        let state_dtype = self.row_dtype(state_dtype);
         let t_len = dy_td.len() / d;
         // h_tdn[t] is the state before row t, as row t read it.
         let mut h_tdn = vec![0.0; (t_len + 1) * d * n];
@@ -200,6 +216,14 @@ impl Scan {
                 #[inline(always)]
                 || self.backward_row(rows, t, h_dn, dy_d, &mut p_dn, drows, dweights),
             );
+        }
+    }
+
+    /// What the state is rounded to between two rows of one sequence.
+    fn row_dtype(&self, state_dtype: Dtype) -> Dtype {
+        match self.arithmetic {
+            Arithmetic::Invariant => state_dtype,
+            Arithmetic::Fast => Dtype::F32,
         }
     }
 

@@ -5,7 +5,7 @@ pub mod cuda;
 
 use super::array::{Array, Device};
 use super::round::slice_to_dtype;
-use crate::config::Dtype;
+use crate::config::{Arithmetic, Dtype};
 
 /// A unit's weights, ready to be cut into [`Part`]s.
 #[derive(Clone, Debug)]
@@ -28,6 +28,14 @@ pub enum Part<'a> {
         start: usize,
         len: usize,
     },
+}
+
+/// What a layer's weights are laid out for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Purpose {
+    pub arithmetic: Arithmetic,
+    /// Whether a backward will follow.
+    pub trains: bool,
 }
 
 /// Little-endian elements, widened to f32.

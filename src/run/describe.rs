@@ -20,7 +20,7 @@ const WIDTHS: [u32; 5] = [16, 22, 24, 31, 32];
 /// A folder without a readable `config.json`.
 pub fn describe_model(config: &Config) -> Result<String> {
     let plan = parts::plan(config)?;
-    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let num = plan.numerics_of(config);
     let layout = engine::layout(&plan, &num, &config.engine)?;
     let mut text = String::new();
     write_layers(&mut text, &plan, &num)?;

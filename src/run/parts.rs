@@ -24,7 +24,7 @@ pub(super) struct Parts {
 pub(super) fn load(config: &Config) -> Result<Parts> {
     MemoryPlan::of(&plan(config)?, config).check()?;
     let (plan, master) = weights(config)?;
-    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let num = plan.numerics_of(config);
     let codec = Arc::new(codec(config, &plan.config)?);
     Ok(Parts { plan, master, num, codec })
 }

@@ -27,7 +27,7 @@ impl Outline {
     /// Whatever `run` would refuse of the model's config, the task and the pool.
     pub(super) fn of(config: &Config) -> Result<Self> {
         let plan = parts::plan(config)?;
-        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        let num = plan.numerics_of(config);
         let layout = engine::layout(&plan, &num, &config.engine)?;
         // What a device's memory leaves is known only there, by the pass that a run makes too.
         let num_blocks = match config.engine.is_measured() {

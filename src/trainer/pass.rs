@@ -28,13 +28,15 @@ pub(super) struct Shape<'a> {
 impl Shape<'_> {
     pub(super) fn root(&self, units: &dyn Units, trains: bool) -> Result<Root, TrainerError> {
         let weights = units.gather(0)?;
-        Ok(Root::load(&self.plan.config, &self.plan.units[0], &weights, trains))
+        let purpose = self.num.purpose(trains);
+        Ok(Root::load(&self.plan.config, &self.plan.units[0], &weights, purpose))
     }
 
     fn block(&self, units: &dyn Units, layer: usize, trains: bool) -> Result<Block, TrainerError> {
         let spec = &self.plan.units[layer + 1];
         let weights = units.gather(layer + 1)?;
-        Ok(Block::load(&self.plan.config, self.plan.layers[layer], spec, &weights, trains))
+        let (kind, purpose) = (self.plan.layers[layer], self.num.purpose(trains));
+        Ok(Block::load(&self.plan.config, kind, spec, &weights, purpose))
     }
 }
 

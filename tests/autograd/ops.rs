@@ -229,7 +229,7 @@ fn the_root() {
         // A token that comes twice, whose rows of the gradient are summed.
         let ids = tokens([5, 36, 0, 5, 17]);
         let flat = random(spec.len(), 70);
-        let root = Root::load(&plan.config, spec, &opened(&flat), true);
+        let root = Root::load(&plan.config, spec, &opened(&flat), num.purpose(true));
         let x = root.embed(&ids);
         let y = root.logits(&num, &x);
         let dy = random(y.len(), 71);

@@ -6,9 +6,9 @@
 //! row, from our kernel, from the library, and in a batch of any size.
 
 use gapscope::base::Stream;
-use gapscope::config::Dtype;
+use gapscope::config::{Arithmetic, Dtype};
 use gapscope::ops::cuda::Gpu;
-use gapscope::ops::gemm::cuda::{self, Numerics, Weight};
+use gapscope::ops::gemm::cuda::{self, Weight};
 use gapscope::ops::gemm::{self, Into, Linear};
 
 use crate::sequences::{gpu, random, Report, DTYPES};
@@ -70,7 +70,7 @@ fn forward(
     weight: &Weight<'_>,
     x: &[f32],
     bias: Option<&[f32]>,
-    numerics: Numerics,
+    arithmetic: Arithmetic,
     dtype: Dtype,
 ) -> Vec<f32> {
     let rows = x.len() / weight.inner;
@@ -78,7 +78,7 @@ fn forward(
     let mut y = gpu.upload(&vec![f32::NAN; rows * weight.outputs]);
     let bias = bias.as_ref().map(|bias| bias.as_view());
     let (x, mut to) = (x.as_view(), y.as_view_mut());
-    cuda::forward(gpu, &x, weight, bias.as_ref(), numerics, dtype, &mut to);
+    cuda::forward(gpu, &x, weight, bias.as_ref(), arithmetic, dtype, &mut to);
     gpu.download(&y.as_view())
 }
 
@@ -100,7 +100,7 @@ fn f32_products_are_the_cpus_bits() {
             let linear = Linear::new(&case.host, bias.unwrap_or_default(), k, false);
             for dtype in DTYPES {
                 let want = linear.forward(&x, dtype);
-                let invariant = Numerics::Invariant;
+                let invariant = Arithmetic::Invariant;
                 let got = case.on(&gpu, |w| forward(&gpu, w, &x, bias, invariant, dtype));
                 let what =
                     || format!("[{m}, {k}] x [{n}, {k}], bias {}, {dtype:?}", bias.is_some());
@@ -164,10 +164,10 @@ fn bf16_products_of_integers_are_exact() {
         case.on(&gpu, |w| {
             let what = |which| move || format!("{which} [{m}, {k}] x [{n}, {k}]");
             report.same(what("ours"), &defined(&gpu, w, &x), &want);
-            for numerics in [Numerics::Invariant, Numerics::Fast] {
-                let got = forward(&gpu, w, &x, None, numerics, Dtype::F32);
+            for arithmetic in [Arithmetic::Invariant, Arithmetic::Fast] {
+                let got = forward(&gpu, w, &x, None, arithmetic, Dtype::F32);
                 report.same(what("either"), &got, &want);
-                let got = forward(&gpu, w, &x, Some(&bias), numerics, Dtype::Bf16);
+                let got = forward(&gpu, w, &x, Some(&bias), arithmetic, Dtype::Bf16);
                 report.same(what("bias, rounded"), &got, &rounded);
             }
         });
@@ -191,8 +191,8 @@ fn bf16_products_of_normal_numbers_are_within_their_rounding() {
         let case = Case::normal(n, k, Dtype::Bf16);
         let x = random(m * k, 1, Dtype::Bf16);
         let both = case.on(&gpu, |w| {
-            [Numerics::Invariant, Numerics::Fast]
-                .map(|numerics| forward(&gpu, w, &x, None, numerics, Dtype::F32))
+            [Arithmetic::Invariant, Arithmetic::Fast]
+                .map(|arithmetic| forward(&gpu, w, &x, None, arithmetic, Dtype::F32))
         });
         for (at, y) in both.iter().flat_map(|y| y.iter().enumerate()).step_by(7) {
             let (row, column) = (&x[at / n * k..][..k], &case.host[at % n * k..][..k]);
@@ -233,9 +233,9 @@ fn a_row_has_one_set_of_bits_in_every_batch_and_from_both_kernels() {
             for m in batches(n) {
                 // The last rows, so that a row is not always at the same place.
                 let (x, want) = (&x[(1024 - m) * k..], &want[(1024 - m) * n..]);
-                let got = forward(&gpu, w, x, None, Numerics::Invariant, Dtype::F32);
+                let got = forward(&gpu, w, x, None, Arithmetic::Invariant, Dtype::F32);
                 report.same(|| format!("[{m}, {k}] x [{n}, {k}]"), &got, want);
-                let planned = gpu.library().plans_to_use(Numerics::Invariant, m, n, k);
+                let planned = gpu.library().plans_to_use(Arithmetic::Invariant, m, n, k);
                 (products, by_library) =
                     (products + 1, by_library + i32::from(planned == Some(true)));
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::ops::Range;
 
 use gapscope::base::BlockId;
-use gapscope::config::Dtype;
+use gapscope::config::{Arithmetic, Dtype};
 use gapscope::ops::cuda::Gpu;
 use gapscope::ops::pages::cuda::{Pages, States};
 use gapscope::ops::pages::StateView;
@@ -82,7 +82,12 @@ impl Layer {
     ) -> Vec<f32> {
         let weights = [&self.a_dn, &self.skip_d, &self.dt_bias_d].map(|values| gpu.upload(values));
         let [a, skip, dt_bias] = weights.each_ref().map(|values| values.as_view());
-        let weights = cuda::Weights { a_dn: a, skip_d: skip, dt_bias_d: dt_bias };
+        let weights = cuda::Weights {
+            a_dn: a,
+            skip_d: skip,
+            dt_bias_d: dt_bias,
+            arithmetic: Arithmetic::Invariant,
+        };
         let part = self.rows(x, rows.clone());
         let parts = [part.c_td, part.dt_td, part.b_tn, part.c_tn, part.z_td];
         let parts = parts.map(|values| gpu.upload(values));

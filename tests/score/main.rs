@@ -182,7 +182,7 @@ fn chunks_of_rows_change_no_bit() {
         master.iter().map(|flat| UnitBytes::from_master(flat, num.dtype)).collect();
     let spec = CacheSpec::of_model(&plan.config, num.dtype, num.state_dtype, 100);
     let layout = Layout::new(&spec).expect("a layout");
-    let runner = Runner::new(num, &layout, Model::load(&plan, &units, &device()), 64);
+    let runner = Runner::new(num, &layout, Model::load(&plan, &num, &units, &device()), 64);
     let tokens = common::random_tokens(&plan.config, 100, 1);
     let feed = Feed { sequence: 0, phase: Phase::Prefill, tokens: &tokens };
     let x_th = Scratch::new(&device(), &layout, 1).feed(&runner, &[feed], None);

@@ -20,23 +20,13 @@ pub(in crate::ops) use problem::ALIGNMENT;
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 
 use super::Into;
-use crate::config::Dtype;
+use crate::config::{Arithmetic, Dtype};
 use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, THREADS};
 
 /// Outputs along each side of a block of threads.
 const SIDE: u64 = 64;
 /// Threads of a block of the bf16 product.
 const MMA_THREADS: u32 = 128;
-
-/// Which order a bf16 product may have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Numerics {
-    /// One order for every number of rows.
-    #[default]
-    Invariant,
-    /// The library's first choice, whose order changes with the number of rows.
-    Fast,
-}
 
 /// A weight `[N, K]` as the unit holds it: little-endian elements of `dtype`.
 #[derive(Debug)]
@@ -76,13 +66,14 @@ fn grid(rows: u64, columns: u64) -> (u32, u32) {
     (blocks.0 as u32, blocks.1 as u32)
 }
 
-/// y[M, N] = round(x[M, K] · Wᵀ + bias). Where the weight is bf16, x must hold bf16 values.
+/// y[M, N] = round(x[M, K] · Wᵀ + bias). Where the weight is bf16, x must hold bf16 values, and fast
+/// arithmetic takes the library's first choice, whose order changes with M; f32 has one kernel.
 pub fn forward(
     gpu: &Gpu,
     x_mk: &CudaView<'_, f32>,
     weight: &Weight<'_>,
     bias_n: Option<&CudaView<'_, f32>>,
-    numerics: Numerics,
+    arithmetic: Arithmetic,
     dtype: Dtype,
     y_mn: &mut CudaViewMut<'_, f32>,
 ) {
@@ -96,7 +87,7 @@ pub fn forward(
                 x_mk, &weight.bytes_nk, &shape.m, &shape.n, &shape.k, &mut *y_mn);
         }
         Dtype::Bf16 => {
-            if !gpu.library().product(gpu, numerics, shape, x_mk, &weight.bytes_nk, y_mn) {
+            if !gpu.library().product(gpu, arithmetic, shape, x_mk, &weight.bytes_nk, y_mn) {
                 forward_mma(gpu, shape, x_mk, &weight.bytes_nk, y_mn);
             }
         }

@@ -5,7 +5,7 @@
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
-use crate::config::Dtype;
+use crate::config::{Arithmetic, Dtype};
 use crate::ops::cuda::{dtype_code, launch, Floats, Gpu, Kernel, OrFail, Spans};
 use crate::ops::pages::cuda::States;
 use crate::ops::weights::{cuda::negative_exp, Part};
@@ -23,18 +23,25 @@ pub struct Layer {
     a_dn: Floats,
     skip_d: Floats,
     dt_bias_d: Floats,
+    arithmetic: Arithmetic,
 }
 
 impl Layer {
     /// From the checkpoint's `A_log` `[D, N]`, `D` `[D]` and `dt_proj.bias` `[D]`.
     #[must_use]
-    pub fn new(a_log_dn: Part<'_>, skip_d: Part<'_>, dt_bias_d: Part<'_>) -> Self {
+    pub fn new(
+        a_log_dn: Part<'_>,
+        skip_d: Part<'_>,
+        dt_bias_d: Part<'_>,
+        arithmetic: Arithmetic,
+    ) -> Self {
         let a_log_dn = a_log_dn.bytes().widened();
         let gpu = a_log_dn.gpu();
         Self {
             a_dn: Floats::new(gpu, negative_exp(gpu, &a_log_dn.view())),
             skip_d: skip_d.bytes().widened(),
             dt_bias_d: dt_bias_d.bytes().widened(),
+            arithmetic,
         }
     }
 
@@ -50,6 +57,7 @@ impl Layer {
             a_dn: self.a_dn.view(),
             skip_d: self.skip_d.view(),
             dt_bias_d: self.dt_bias_d.view(),
+            arithmetic: self.arithmetic,
         }
     }
 }
@@ -61,9 +69,18 @@ pub struct Weights<'a> {
     pub a_dn: CudaView<'a, f32>,
     pub skip_d: CudaView<'a, f32>,
     pub dt_bias_d: CudaView<'a, f32>,
+    pub arithmetic: Arithmetic,
 }
 
 impl Weights<'_> {
+    /// What the state is rounded to between two rows of one sequence.
+    fn row_dtype(&self, state_dtype: Dtype) -> u32 {
+        dtype_code(match self.arithmetic {
+            Arithmetic::Invariant => state_dtype,
+            Arithmetic::Fast => Dtype::F32,
+        })
+    }
+
     fn channels(&self) -> u32 {
         assert_eq!(self.skip_d.len(), self.dt_bias_d.len(), "D and dt_proj.bias differ");
         self.skip_d.len() as u32
@@ -118,7 +135,8 @@ impl Rows<'_> {
     }
 }
 
-/// y[T, D] of packed rows; each span's state advances, rounded to `state_dtype` after each row.
+/// y[T, D] of packed rows; each span's state advances, rounded to `state_dtype` after each row, or
+/// in fast arithmetic after its last one; rows are in one order in both.
 pub fn forward(
     gpu: &Gpu,
     weights: &Weights<'_>,
@@ -140,7 +158,7 @@ pub fn forward(
     launch!(gpu, kernel, (spans.count, d.div_ceil(TILE)), TILE, 0;
         &rows.c_td, &rows.dt_td, &rows.b_tn, &rows.c_tn, &rows.z_td, &weights.a_dn,
         &weights.skip_d, &weights.dt_bias_d, &state, &spans.starts, &spans.lens, &d, &n,
-        &dtype_code(dtype), &mut spill, y_td);
+        &dtype_code(dtype), &weights.row_dtype(state_dtype), &mut spill, y_td);
     states.store_copies(gpu);
 }
 
@@ -184,7 +202,7 @@ pub fn backward(
         launch!(gpu, kernel, (spans.count, width.div_ceil(TILE)), TILE, 0;
             &rows.c_td, &rows.dt_td, &rows.b_tn, &rows.c_tn, &rows.z_td, &weights.a_dn,
             &weights.skip_d, &weights.dt_bias_d, dy_td, &spans.starts, &spans.lens, &d, &n,
-            &dtype_code(state_dtype), &first, &width, &mut spill, &mut scratch.now_twn,
+            &weights.row_dtype(state_dtype), &first, &width, &mut spill, &mut scratch.now_twn,
             &mut scratch.db_twn, &mut scratch.da_twn, &mut drows.c_td, &mut drows.dt_td,
             &mut drows.z_td);
         scratch.sum(gpu, spans, (first, width), n, drows, &mut dweights.a_log_dn);

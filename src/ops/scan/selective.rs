@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::{RowGradients, Rows, Scan, WeightGradients};
-use crate::config::Dtype;
+use crate::config::{Arithmetic, Dtype};
 use crate::ops::array::{Array, SliceMut};
 use crate::ops::spans::Spans;
 use crate::ops::state::States;
@@ -49,14 +49,19 @@ pub struct Sums<'a> {
 impl SelectiveScan {
     /// From the checkpoint's `A_log` `[D, N]`, `D` `[D]` and `dt_proj.bias` `[D]`.
     #[must_use]
-    pub fn new(a_log_dn: Part<'_>, skip_d: Part<'_>, dt_bias_d: Part<'_>) -> Self {
+    pub fn new(
+        a_log_dn: Part<'_>,
+        skip_d: Part<'_>,
+        dt_bias_d: Part<'_>,
+        arithmetic: Arithmetic,
+    ) -> Self {
         match (a_log_dn, skip_d, dt_bias_d) {
             (Part::Cpu(a_log_dn), Part::Cpu(skip_d), Part::Cpu(dt_bias_d)) => {
-                Self::Cpu(Scan::new(a_log_dn, skip_d, dt_bias_d))
+                Self::Cpu(Scan::new(a_log_dn, skip_d, dt_bias_d).under(arithmetic))
             }
             #[cfg(feature = "cuda")]
             (a_log_dn, skip_d, dt_bias_d) => {
-                Self::Cuda(cuda::Layer::new(a_log_dn, skip_d, dt_bias_d))
+                Self::Cuda(cuda::Layer::new(a_log_dn, skip_d, dt_bias_d, arithmetic))
             }
         }
     }
@@ -71,7 +76,7 @@ impl SelectiveScan {
         }
     }
 
-    /// y[T, D]; each span's state advances, rounded to `state_dtype` after every row.
+    /// y[T, D]; each span's state advances, rounded to `state_dtype` as [`Scan::forward`] has it.
     #[must_use]
     pub fn forward(
         &self,

@@ -56,7 +56,7 @@ impl Bound {
         largest: Largest,
     ) -> Result<Self> {
         let Largest { tokens, sequences, longest } = largest;
-        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        let num = plan.numerics_of(config);
         let cache = match leg {
             Leg::Prefill | Leg::Decode => {
                 let layout = engine::layout(plan, &num, &config.engine)?;

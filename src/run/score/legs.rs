@@ -30,7 +30,7 @@ impl Scorer {
     /// Loads the configuration's model.
     pub(super) fn open(config: &Config, leg: Leg, contract: Contract) -> Result<Self> {
         let (plan, master) = parts::weights(config)?;
-        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        let num = plan.numerics_of(config);
         // A unit of the master goes as soon as its bytes are made.
         let bytes = |master: Vec<Vec<f32>>| -> Vec<UnitBytes> {
             master.into_iter().map(|flat| UnitBytes::from_master(&flat, num.dtype)).collect()
@@ -46,7 +46,7 @@ impl Scorer {
             }
             Leg::Prefill | Leg::Decode => {
                 let layout = engine::layout(&plan, &num, &config.engine)?;
-                let model = Model::load(&plan, &bytes(master), &Device::Cpu);
+                let model = Model::load(&plan, &num, &bytes(master), &Device::Cpu);
                 let runner = Runner::new(num, &layout, model, STATE_INDEX_BITS);
                 let engine = Box::new(EngineLeg { runner, layout, contract });
                 match leg {

@@ -1,6 +1,6 @@
 //! The scan's backward on the device against its CPU twin, bit for bit.
 
-use gapscope::config::Dtype;
+use gapscope::config::{Arithmetic, Dtype};
 use gapscope::ops::cuda::Gpu;
 use gapscope::ops::scan::{self, cuda};
 
@@ -73,7 +73,7 @@ fn backward_on_device(
 ) -> [Vec<f32>; 8] {
     let weights = [&layer.a_dn, &layer.skip_d, &layer.dt_bias_d].map(|values| gpu.upload(values));
     let [a_dn, skip_d, dt_bias_d] = weights.each_ref().map(|values| values.as_view());
-    let weights = cuda::Weights { a_dn, skip_d, dt_bias_d };
+    let weights = cuda::Weights { a_dn, skip_d, dt_bias_d, arithmetic: Arithmetic::Invariant };
     let (x, dy) = (x.each_ref().map(|values| gpu.upload(values)), gpu.upload(dy));
     let [c_td, dt_td, b_tn, c_tn, z_td] = x.each_ref().map(|values| values.as_view());
     let rows = cuda::Rows { c_td, dt_td, b_tn, c_tn, z_td };

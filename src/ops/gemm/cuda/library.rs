@@ -15,8 +15,9 @@ use cudarc::cublaslt::sys;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut};
 
 use super::problem::{family, unsplit, Addresses, Algorithm, Problem, ALIGNMENT};
-use super::{forward_mma, Numerics, Shape};
+use super::{forward_mma, Shape};
 use crate::base::Stream;
+use crate::config::Arithmetic;
 use crate::ops::cuda::{blocks, launch, Gpu, Kernel, OrFail, THREADS};
 use crate::ops::round::bf16;
 
@@ -42,7 +43,7 @@ unsafe impl Sync for Library {}
 #[derive(Default)]
 struct Plans {
     /// None where our own kernel is used.
-    made: HashMap<(Numerics, Shape), Option<Plan>>,
+    made: HashMap<(Arithmetic, Shape), Option<Plan>>,
     /// N, K and settings of the configurations that equal our kernel.
     proven: HashSet<(u64, u64, [u64; 8])>,
     /// What differed, if anything did.
@@ -100,9 +101,9 @@ impl Library {
     /// Whether products of N outputs from K are the library's, at this many rows; None before the
     /// first one. For tests and reports.
     #[must_use]
-    pub fn plans_to_use(&self, numerics: Numerics, m: usize, n: usize, k: usize) -> Option<bool> {
+    pub fn plans_to_use(&self, arithmetic: Arithmetic, m: usize, n: usize, k: usize) -> Option<bool> {
         let shape = Shape { m: m as u64, n: n as u64, k: k as u64 };
-        self.plans().made.get(&(numerics, shape)).map(Option::is_some)
+        self.plans().made.get(&(arithmetic, shape)).map(Option::is_some)
     }
 
     fn plans(&self) -> MutexGuard<'_, Plans> {
@@ -114,7 +115,7 @@ impl Library {
     pub(super) fn product(
         &self,
         gpu: &Gpu,
-        numerics: Numerics,
+        arithmetic: Arithmetic,
         shape: Shape,
         x_mk: &CudaView<'_, f32>,
         w_nk: &CudaView<'_, u8>,
@@ -128,11 +129,11 @@ impl Library {
         }
         stream.context().bind_to_thread().or_fail("bind the device to this thread");
         let mut plans = self.plans();
-        if !plans.made.contains_key(&(numerics, shape)) {
-            let plan = self.plan(gpu, &mut plans, numerics, shape, w_nk);
-            plans.made.insert((numerics, shape), plan);
+        if !plans.made.contains_key(&(arithmetic, shape)) {
+            let plan = self.plan(gpu, &mut plans, arithmetic, shape, w_nk);
+            plans.made.insert((arithmetic, shape), plan);
         }
-        let Some(Some(plan)) = plans.made.get(&(numerics, shape)) else { return false };
+        let Some(Some(plan)) = plans.made.get(&(arithmetic, shape)) else { return false };
         self.run(gpu, plan, shape, x_mk, w_nk, y_mn);
         true
     }
@@ -141,15 +142,15 @@ impl Library {
         &self,
         gpu: &Gpu,
         plans: &mut Plans,
-        numerics: Numerics,
+        arithmetic: Arithmetic,
         shape: Shape,
         w_nk: &CudaView<'_, u8>,
     ) -> Option<Plan> {
         let problem = Problem::new(shape).or_fail("describe a product to cuBLASLt");
         let offers = problem.offers(self.handle, WORKSPACE_BYTES).or_fail("ask cuBLASLt");
-        let algorithm = match numerics {
-            Numerics::Fast => offers.into_iter().next()?,
-            Numerics::Invariant => {
+        let algorithm = match arithmetic {
+            Arithmetic::Fast => offers.into_iter().next()?,
+            Arithmetic::Invariant => {
                 let trusted = |algorithm: &Algorithm| {
                     problem.admits(self.handle, algorithm, WORKSPACE_BYTES)
                         && self.is_proven(gpu, plans, shape, algorithm, w_nk)
@@ -192,7 +193,7 @@ impl Library {
                 shape.m * shape.n,
             ));
             // Plans of proven configurations gave the right bits; one difference ends them too.
-            plans.made.retain(|(numerics, _), _| *numerics != Numerics::Invariant);
+            plans.made.retain(|(arithmetic, _), _| *arithmetic != Arithmetic::Invariant);
         }
         differing == 0
     }

@@ -1,7 +1,7 @@
 //! A weight and its bias on the device: its half of [`Projection`](super::super::Projection).
 
-use super::{forward, input_gradient, Numerics, Weight};
-use crate::config::Dtype;
+use super::{forward, input_gradient, Weight};
+use crate::config::{Arithmetic, Dtype};
 use crate::ops::cuda::Floats;
 use crate::ops::gemm::Into;
 use crate::ops::weights::{cuda::Bytes, Part};
@@ -13,16 +13,17 @@ pub struct Linear {
     bias_n: Option<Floats>,
     outputs: usize,
     inner: usize,
+    arithmetic: Arithmetic,
 }
 
 impl Linear {
     /// From a weight `[N, K]` and a bias `[N]`, empty where there is none.
     #[must_use]
-    pub fn new(w_nk: Part<'_>, bias_n: Part<'_>, inner: usize) -> Self {
+    pub fn new(w_nk: Part<'_>, bias_n: Part<'_>, inner: usize, arithmetic: Arithmetic) -> Self {
         assert_eq!(w_nk.len() % inner, 0, "the weight is not [N, {inner}]");
         let outputs = w_nk.len() / inner;
         let bias_n = (!bias_n.is_empty()).then(|| bias_n.bytes().widened());
-        Self { w_nk: w_nk.bytes().aligned(), bias_n, outputs, inner }
+        Self { w_nk: w_nk.bytes().aligned(), bias_n, outputs, inner, arithmetic }
     }
 
     #[must_use]
@@ -50,8 +51,8 @@ impl Linear {
         let gpu = x_mk.gpu();
         let mut y_mn = Floats::uninit(gpu, x_mk.len() / self.inner * self.outputs);
         let bias_n = self.bias_n.as_ref().map(Floats::view);
-        let (weight, numerics) = (self.weight(), Numerics::Invariant);
-        forward(gpu, &x_mk.view(), &weight, bias_n.as_ref(), numerics, dtype, &mut y_mn.view_mut());
+        let (weight, how) = (self.weight(), self.arithmetic);
+        forward(gpu, &x_mk.view(), &weight, bias_n.as_ref(), how, dtype, &mut y_mn.view_mut());
         y_mn
     }
 

@@ -38,7 +38,7 @@ impl Model {
         bound.logits += (ROWS * plan.config.vocab_size) as u64 * ROW_BYTES;
         bound.check(available_bytes())?;
         let (plan, master) = parts::weights(config)?;
-        let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+        let num = plan.numerics_of(config);
         let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master);
         Ok(Self { trainer, meter: Meter::new("tokens rescored", tokens) })
     }
