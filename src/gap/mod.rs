@@ -5,6 +5,7 @@
 //! file, clock, configuration or policy. Sums are f64 in record order, nothing is clamped, and
 //! where nothing was compared a statistic is `None`.
 
+mod alarm;
 mod blame;
 mod finding;
 mod floor;
@@ -17,11 +18,13 @@ mod sequences;
 pub mod stats;
 mod summary;
 mod table;
+mod tail;
 mod tally;
 #[cfg(test)]
 mod testing;
 mod verdict;
 
+pub use alarm::{Alarm, Limit};
 pub use blame::{blame_requests, second_opinion, three_way, Blame, Opinion};
 pub use finding::{token_mismatch, Finding, FindingKind};
 pub use floor::{is_spike, worst, WorstToken};
@@ -32,5 +35,6 @@ pub use refit::{refit, Refit, Row, REFIT_LEAVES};
 pub use routes::{LayerRoutes, RouteTally};
 pub use summary::{StepGap, Totals};
 pub use table::{Metric, Table, HEADLINES};
+pub use tail::Floor;
 pub use tally::Tally;
 pub use verdict::{verdict, Evidence, TensorFingerprint, UnlikeMode};

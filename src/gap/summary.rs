@@ -21,6 +21,8 @@ pub struct StepGap {
     pub abs_diff_sum: f64,
     /// Largest |d| of the compared tokens, nats.
     pub gap_max: Option<f64>,
+    /// The largest |d| that healthy arithmetic explains among the step's tokens, nats.
+    pub floor: f64,
     pub spike: bool,
 }
 
@@ -36,6 +38,7 @@ impl StepGap {
             bitwise_equal: count(|token| token.is_finite() && token.is_bitwise_equal()),
             abs_diff_sum: abs.clone().sum(),
             gap_max: abs.reduce(f64::max),
+            floor,
             spike: floor::is_spike(pairs, floor),
         }
     }

@@ -108,7 +108,12 @@ const TEXTS: &[(&str, &str, &str)] = &[
         "torchtitan loss/generator_logprob_nan_frac (a share there)",
     ),
     ("nonfinite_train", "tokens with a non-finite logprob on the train side", ""),
-    ("spike", "1 if max |d| > floor or a logprob is non-finite, else 0", ""),
+    (
+        "spike",
+        "1 if the step is an alarm by check.thresholds (max |d| > floor, where nothing else is \
+         asked for) or a logprob is non-finite, else 0",
+        "",
+    ),
     (
         "logp_abs_diff_mean",
         "mean |d|",

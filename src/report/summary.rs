@@ -36,6 +36,7 @@ pub struct Summary {
     pub gap_mean: Option<f64>,
     #[serde(serialize_with = "option_float")]
     pub frac_bitwise_equal: Option<f64>,
+    /// The largest that a step was held to.
     #[serde(serialize_with = "option_float")]
     pub floor: Option<f64>,
     pub num_blocks: u64,

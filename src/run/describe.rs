@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::memory::MemoryPlan;
 use super::parts;
 use super::predict::{foretold_spikes, predict, Outline};
-use crate::config::{Config, Dtype};
+use crate::config::{Arithmetic, Config, Dtype};
 use crate::engine::{self, Layout};
 use crate::model::{ExpertsShape, FeedForwardKind, MixerKind, Numerics, Plan};
 
@@ -101,6 +101,11 @@ pub fn dry_run(config: &Config) -> Result<String> {
     )?;
     writeln!(text, "laps              {:.2} over {} steps", found.laps, config.steps)?;
     writeln!(text, "spike steps       {}", foretold_spikes(&found))?;
+    let floor = match num.arithmetic {
+        Arithmetic::Invariant => "exactly 0 (invariant numerics)",
+        Arithmetic::Fast => "measured before the first step is compared (fast numerics)",
+    };
+    writeln!(text, "floor             {floor}")?;
     write_memory(&mut text, config, plan, layout, *num_blocks)?;
     Ok(text)
 }

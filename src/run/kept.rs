@@ -45,7 +45,7 @@ impl Kept {
         self.findings.extend(comparison.findings.iter().cloned());
         let rewards: Vec<f64> = rollouts.iter().map(|rollout| rollout.reward).collect();
         self.points.push(StepPoint { gap: comparison.gap, reward_mean: stats::mean(&rewards) });
-        let floor = session.floor();
+        let floor = comparison.gap.floor;
         let bad = |found: &gap::WorstToken| found.gap > floor || found.gap.is_nan();
         let found = gap::worst(&comparison.pairs, WORST_KEPT).into_iter().filter(bad);
         self.worst.extend(found.map(|found| in_text(session, rollouts, found)));
@@ -84,7 +84,7 @@ impl Kept {
             gap_max: totals.gap_max,
             gap_mean: totals.gap_mean(),
             frac_bitwise_equal: totals.frac_bitwise_equal(),
-            floor: Some(session.floor()),
+            floor: Some(self.points.iter().map(|point| point.gap.floor).fold(0.0, f64::max)),
             num_blocks: u64::from(pool.num_blocks()),
             state_stride: layout.state_stride,
             first_wrapped_block: session.first_wrapped_block().map(|block| u64::from(block.get())),
@@ -135,7 +135,7 @@ fn step_blocks(session: &Session, comparison: &Comparison, rollouts: &[Rollout])
     StepBlocks {
         step: comparison.step,
         first_wrapped: session.first_wrapped_block(),
-        floor: session.floor(),
+        floor: comparison.gap.floor,
         requests: rollouts.iter().zip(&comparison.pairs.sequences).filter_map(one).collect(),
     }
 }

@@ -27,6 +27,7 @@ pub(super) fn tags(config: &Config) -> Vec<String> {
         .flat_map(|table| table.metrics)
         .chain(gap::rollout_measures(&[]))
         .map(|metric| Scalar::from(&metric))
+        .chain([floor(0.0)])
         .collect();
     all.extend(rollout(&[]));
     all.extend(reward(&[], config.rollout.rollouts_per_prompt));
@@ -65,7 +66,15 @@ fn nothing_learned(config: &Config) -> UpdateReport {
 pub(super) fn gap(comparison: &Comparison, rollouts: &[Rollout]) -> Vec<Scalar> {
     let tables = comparison.tables.iter().flat_map(|table| &table.metrics);
     let of_rollouts = gap::rollout_measures(rollouts);
-    tables.chain(&of_rollouts).map(Scalar::from).collect()
+    let scalars = tables.chain(&of_rollouts).map(Scalar::from);
+    scalars.chain([floor(comparison.gap.floor)]).collect()
+}
+
+/// The floor that a step was held to.
+fn floor(nats: f64) -> Scalar {
+    let about = "largest |d| that healthy arithmetic explains among so many tokens, nats: 0 in \
+                 invariant numerics, measured in fast ones";
+    scalar("gap_detail/floor", Some(nats), about)
 }
 
 pub(super) fn rollout(rollouts: &[Rollout]) -> Vec<Scalar> {

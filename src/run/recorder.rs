@@ -215,8 +215,12 @@ impl Recorder {
         let step = comparison.step;
         parquet::write_rollouts(&self.folder.rollouts(step), rollouts, ENGINE)?;
         parquet::write_tokens(&self.folder.tokens(step), rollouts)?;
-        let tally =
-            Tally::of(rollouts, &comparison.pairs, session.floor(), session.first_wrapped_block());
+        let tally = Tally::of(
+            rollouts,
+            &comparison.pairs,
+            comparison.gap.floor,
+            session.first_wrapped_block(),
+        );
         let mut scalars = metrics::gap(comparison, rollouts);
         scalars.extend(metrics::rollout(rollouts));
         scalars.extend(metrics::reward(rollouts, session.config.rollout.rollouts_per_prompt));

@@ -1,6 +1,7 @@
 //! The verbs of the loop: generate, score, compare, update.
 
 mod evaluation;
+mod floor;
 mod saved;
 
 use std::sync::Arc;
@@ -10,12 +11,13 @@ use anyhow::Result;
 pub use evaluation::Evaluation;
 pub use saved::SessionState;
 
+use self::floor::alarm;
 use super::device;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
 use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
 use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest, SampledToken};
-use crate::gap::{self, Finding, Legs, Pairs, StepGap, TensorFingerprint};
+use crate::gap::{self, Finding, Floor, Legs, Pairs, StepGap, TensorFingerprint};
 use crate::model::{combine_fingerprints, Numerics, Plan, HEAD};
 use crate::ops::array::Device;
 use crate::rollout::{advantages, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task};
@@ -56,6 +58,8 @@ pub struct Session {
     early: Option<Vec<UpdateReport>>,
     /// The width of the state index, once a step's records have shown it.
     index_bits: Option<u32>,
+    /// As it was last measured; never in invariant numerics.
+    floor: Option<Floor>,
 }
 
 /// What one step's comparison found.
@@ -119,6 +123,7 @@ impl Session {
             scored_with: Vec::new(),
             early: None,
             index_bits: None,
+            floor: None,
         })
     }
 
@@ -226,22 +231,25 @@ impl Session {
     /// Measures and verdicts. A spike's sequences are scored by the other legs too; what observes
     /// has a pool of its own.
     pub fn compare(&mut self, step: Step, rollouts: &mut [Rollout]) -> Result<Comparison> {
-        let floor = self.floor();
-        let pairs = gap::pair(rollouts, Legs::DecodeTrainer)?;
-        let gap = StepGap::of(step, &pairs, floor);
-        let suspects: Vec<usize> =
-            (0..rollouts.len()).filter(|&i| pairs.sequences[i].is_bad(floor)).collect();
+        self.refresh_floor(step)?;
+        let (pairs, alarm) = (gap::pair(rollouts, Legs::DecodeTrainer)?, alarm(&self.config));
+        let floor = self.floor(pairs.tokens().count() as u64);
+        let table = alarm.judge(gap::measures(&pairs, floor));
+        let spike = table.value("spike") == Some(1.0);
+        let gap = StepGap { spike, ..StepGap::of(step, &pairs, floor) };
+        let is_suspect = |&i: &usize| spike && pairs.sequences[i].is_bad(floor);
+        let suspects: Vec<usize> = (0..rollouts.len()).filter(is_suspect).collect();
         let everyone: Vec<usize> = (0..rollouts.len()).collect();
         let asked = |leg| self.config.check.legs.contains(&leg);
         let who = |leg| if asked(leg) { &everyone } else { &suspects };
         self.score_prefill(rollouts, who(Leg::Prefill));
         self.score_reference(rollouts, who(Leg::Reference))?;
-        let mut tables = vec![gap::measures(&pairs, floor)];
+        let mut tables = vec![table];
         for legs in comparisons(&self.config).skip(1) {
-            tables.push(gap::measures(&gap::pair(rollouts, legs)?, floor));
+            tables.push(alarm.judge(gap::measures(&gap::pair(rollouts, legs)?, floor)));
         }
         let tensors = self.tensor_fingerprints();
-        let findings = gap::verdict(&gap::Evidence {
+        let evidence = gap::Evidence {
             step,
             rollouts,
             pairs: &pairs,
@@ -251,16 +259,14 @@ impl Session {
             state: self.engine.layout().layers.iter().find_map(|place| place.view.state()),
             index_bits: self.index_bits,
             mode: None,
-        });
+        };
+        let mut findings = if spike { gap::verdict(&evidence) } else { Vec::new() };
+        if spike && findings.is_empty() {
+            findings.extend(alarm.within_floor(&tables[0], &pairs, &gap));
+        }
         self.index_bits = self.index_bits.or(findings.iter().find_map(|found| found.index_bits));
         assert_eq!(gap.spike, !findings.is_empty(), "a spike has a finding, a clean step none");
         Ok(Comparison { step, pairs, gap, tables, findings })
-    }
-
-    /// The largest gap that healthy arithmetic explains: invariant numerics leave none.
-    #[must_use]
-    pub fn floor(&self) -> f64 {
-        0.0
     }
 
     /// The lowest block of the pool whose state index leaves `engine.state_index_bits`.

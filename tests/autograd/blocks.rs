@@ -32,7 +32,8 @@ fn blocks_over_packed_documents() {
             for (layer, kind) in plan.layers.iter().enumerate() {
                 let case = format!("{name}, layer {layer}, {kind:?}, {lens:?}");
                 let (spec, weights) = (&plan.units[layer + 1], &units[layer + 1]);
-                let block = Block::load(&plan.config, *kind, spec, &opened(weights), num.purpose(true));
+                let block =
+                    Block::load(&plan.config, *kind, spec, &opened(weights), num.purpose(true));
                 let mut start = 0;
                 let span = |&len: &usize| {
                     start += len;

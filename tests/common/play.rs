@@ -42,13 +42,14 @@ impl Played {
         let mut session = Session::open(config).expect("the experiment can start");
         let (mut totals, mut tally) = (Totals::default(), Tally::default());
         let (mut steps, mut findings) = (Vec::new(), Vec::new());
-        let (floor, first_wrapped) = (session.floor(), session.first_wrapped_block());
+        let first_wrapped = session.first_wrapped_block();
         for step in (1..=config.steps).map(Step::new) {
             let mut rollouts = session.generate(step).expect("requests that can run");
             session.score(&mut rollouts).expect("scores");
             let comparison = session.compare(step, &mut rollouts).expect("a comparison");
             session.update(&rollouts).expect("an update");
             totals.add(&comparison.gap);
+            let floor = comparison.gap.floor;
             tally.add(&Tally::of(&rollouts, &comparison.pairs, floor, first_wrapped));
             findings.extend(comparison.findings);
             steps.push(PlayedStep { rollouts, pairs: comparison.pairs });

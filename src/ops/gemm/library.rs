@@ -153,17 +153,14 @@ mod tests {
             let (mut dx, mut dw) = (vec![1.0; m * k], vec![1.0; n * k]);
             linear.input_gradient(&dy, Into::Add, &mut dx);
             linear.weight_gradient(&dy, &x, &mut dw);
-            let want = (0..m * k).map(|at| {
-                1.0 + dot(n, &|j| dy[at / k * n + j], &|j| w[j * k + at % k])
-            });
+            let want =
+                (0..m * k).map(|at| 1.0 + dot(n, &|j| dy[at / k * n + j], &|j| w[j * k + at % k]));
             assert_close("dx", &dx, want, 2e-4);
-            let want = (0..n * k).map(|at| {
-                1.0 + dot(m, &|row| dy[row * n + at / k], &|row| x[row * k + at % k])
-            });
+            let want = (0..n * k)
+                .map(|at| 1.0 + dot(m, &|row| dy[row * n + at / k], &|row| x[row * k + at % k]));
             assert_close("dw", &dw, want, 2e-4);
             linear.input_gradient(&dy, Into::Overwrite, &mut dx);
-            let want =
-                (0..m * k).map(|at| dot(n, &|j| dy[at / k * n + j], &|j| w[j * k + at % k]));
+            let want = (0..m * k).map(|at| dot(n, &|j| dy[at / k * n + j], &|j| w[j * k + at % k]));
             assert_close("dx anew", &dx, want, 2e-4);
         }
     }

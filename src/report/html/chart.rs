@@ -164,6 +164,7 @@ mod tests {
             bitwise_equal: 0,
             abs_diff_sum: 0.0,
             gap_max,
+            floor: 0.0,
             spike: false,
         };
         StepPoint { gap, reward_mean: Some(0.5) }

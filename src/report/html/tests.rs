@@ -72,6 +72,7 @@ fn page_of(summary: &Summary) -> String {
         bitwise_equal: 100,
         abs_diff_sum: 9.0,
         gap_max: Some(8.25),
+        floor: 0.0,
         spike: true,
     };
     let point = StepPoint { gap, reward_mean: Some(0.25) };

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::Session;
 use crate::config::Config;
 use crate::engine::SchedulerSnapshot;
+use crate::gap::Floor;
 use crate::model::combine_fingerprints;
 use crate::report::{SavedArray, SavedCheckpoint};
 use crate::trainer::TrainerSnapshot;
@@ -16,6 +17,7 @@ pub struct SessionState {
     scheduler: SchedulerSnapshot,
     trainer: TrainerSnapshot,
     index_bits: Option<u32>,
+    floor: Option<Floor>,
     /// Fingerprint of the weights that the engine has.
     weights: u64,
 }
@@ -28,6 +30,7 @@ impl Session {
             scheduler: self.engine.snapshot(),
             trainer: self.trainer.snapshot(),
             index_bits: self.index_bits,
+            floor: self.floor,
             weights: combine_fingerprints(self.engine.fingerprints()),
         }
     }
@@ -69,6 +72,7 @@ impl Session {
         }
         self.engine.restore(state.scheduler)?;
         self.index_bits = state.index_bits;
+        self.floor = state.floor;
         self.hand_over()?;
         if combine_fingerprints(self.engine.fingerprints()) != state.weights {
             let found = "the model's weights are not those that the run had: put them back, or \

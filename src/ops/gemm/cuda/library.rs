@@ -101,7 +101,13 @@ impl Library {
     /// Whether products of N outputs from K are the library's, at this many rows; None before the
     /// first one. For tests and reports.
     #[must_use]
-    pub fn plans_to_use(&self, arithmetic: Arithmetic, m: usize, n: usize, k: usize) -> Option<bool> {
+    pub fn plans_to_use(
+        &self,
+        arithmetic: Arithmetic,
+        m: usize,
+        n: usize,
+        k: usize,
+    ) -> Option<bool> {
         let shape = Shape { m: m as u64, n: n as u64, k: k as u64 };
         self.plans().made.get(&(arithmetic, shape)).map(Option::is_some)
     }
