@@ -1,9 +1,9 @@
 //! Whole blocks and the whole trainer.
 
 use gapscope::base::{LogProb, Position, TokenId};
-use gapscope::config::Dtype;
+use gapscope::config::{Arithmetic, Dtype};
 use gapscope::model::{
-    AttentionShape, Block, Family, HfConfig, MambaShape, Plan, Preset, Span, Spans,
+    AttentionShape, Block, Family, HfConfig, MambaShape, Numerics, Plan, Preset, Span, Spans,
 };
 use gapscope::ops::array::Array;
 use gapscope::trainer::{Experience, Sequence, Trainer};
@@ -25,12 +25,15 @@ fn plans() -> Vec<(&'static str, Plan)> {
 
 #[test]
 fn blocks_over_packed_documents() {
-    for (name, plan) in plans() {
+    let both = |plan: (&'static str, Plan)| {
+        [Arithmetic::Invariant, Arithmetic::Fast].map(|arithmetic| (plan.clone(), arithmetic))
+    };
+    for ((name, plan), arithmetic) in plans().into_iter().flat_map(both) {
         let units = random_weights(&plan, 1);
-        let num = plan.numerics(Dtype::F32, Dtype::F32);
+        let num = Numerics { arithmetic, ..plan.numerics(Dtype::F32, Dtype::F32) };
         for lens in [[7, 1, 4].as_slice(), &[1], &[2, 9]] {
             for (layer, kind) in plan.layers.iter().enumerate() {
-                let case = format!("{name}, layer {layer}, {kind:?}, {lens:?}");
+                let case = format!("{name}, {arithmetic:?}, layer {layer}, {kind:?}, {lens:?}");
                 let (spec, weights) = (&plan.units[layer + 1], &units[layer + 1]);
                 let block =
                     Block::load(&plan.config, *kind, spec, &opened(weights), num.purpose(true));

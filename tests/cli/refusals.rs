@@ -138,11 +138,6 @@ fn what_this_build_does_not_have_is_refused_by_name() {
             "only false: this build has no prefix cache",
         ),
         (
-            "engine.numerics=fast",
-            "engine.numerics = \"fast\"",
-            "only \"invariant\": this build has no fast numerics",
-        ),
-        (
             "engine.kind=vllm",
             "engine.kind = \"vllm\"",
             "only \"embedded\": this build drives no other engine",

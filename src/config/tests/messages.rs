@@ -78,7 +78,6 @@ const FILES: &[Broken] = &[
     // Not in this build.
     Under("[engine]\nkind = \"vllm\""),
     Under("[engine]\nenable_prefix_caching = true"),
-    Under("[engine]\nnumerics = \"fast\""),
     Under("[engine]\nreplicas = 2"),
     Under("[trainer]\nranks = 4"),
     // Impossible together.

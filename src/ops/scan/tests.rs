@@ -116,3 +116,37 @@ fn backward_against_finite_differences() {
         }
     }
 }
+
+#[test]
+fn fast_rows_against_f64_and_one_row_is_the_step_itself() {
+    for case in CASES.into_iter().chain([(150, 2, 16), (300, 1, 5)]) {
+        let x = inputs(case);
+        let [invariant, fast] = [Arithmetic::Invariant, Arithmetic::Fast]
+            .map(|arithmetic| run(&x, arithmetic, Dtype::F32));
+        // 300 rows of a recurrence that forgets.
+        assert_close("y", &fast.0, oracle(&x.each_ref().map(|v| wide(v))), 5e-5);
+        if case.0 == 1 {
+            assert_eq!(fast, invariant, "{case:?}");
+        }
+        // Past the first tile the decays' product is applied as one.
+        if case.0 > 16 {
+            assert_ne!(fast, invariant, "{case:?}");
+        }
+    }
+}
+
+#[test]
+fn fast_states_are_rounded_once() {
+    let x = inputs((6, 4, 16));
+    let (y, mut end) = run(&x, Arithmetic::Fast, Dtype::F32);
+    slice_to_dtype(&mut end, Dtype::Bf16);
+    assert_eq!(run(&x, Arithmetic::Fast, Dtype::Bf16), (y, end));
+}
+
+/// y, and the state that is left.
+fn run(x: &Inputs<f32>, arithmetic: Arithmetic, state_dtype: Dtype) -> (Vec<f32>, Vec<f32>) {
+    let scan = Scan::new(&x[5], &x[6], &x[7]).under(arithmetic);
+    let (mut h, mut y) = (vec![0.0; scan.state_len()], vec![0.0; x[0].len()]);
+    scan.forward(&mut h, rows(x), Dtype::F32, state_dtype, &mut y);
+    (y, h)
+}
