@@ -99,7 +99,7 @@ pub fn device() -> Device {
 /// A trainer over a model folder, f32.
 pub fn trainer(folder: &Path, config: &Config) -> (Plan, Trainer) {
     let (plan, master) = load_master(folder).expect("a model folder");
-    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let num = plan.numerics_of(config);
     (plan.clone(), Trainer::new(&device(), plan, num, config.trainer.clone(), &master))
 }
 
@@ -110,7 +110,7 @@ pub const FIXTURE_TOML: &str = "name = \"fixture\"\nmodel.preset = \"tiny-jamba\
 pub fn engine(name: &str, extra: &str) -> Engine {
     let config = config(&format!("{FIXTURE_TOML}{extra}"));
     let (plan, trainer) = trainer(&fixture(name), &config);
-    let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
+    let num = plan.numerics_of(&config);
     let (contract, seed) = (config.contract(), config.seed);
     let mut engine =
         Engine::new(&device(), plan, num, config.engine, contract, seed).expect("an engine");
