@@ -17,7 +17,8 @@
 //! `prefill` the engine's over the finished sequence, `trainer` the trainer's forward, `reference`
 //! an independent forward in candle. Which two disagree says where to look. In invariant numerics
 //! a healthy run's gap is exactly 0: decode, prefill and trainer call the same operations with the
-//! same roundings, so they agree bit for bit, and one ulp is a finding.
+//! same roundings, so they agree bit for bit, and one ulp is a finding. In fast numerics rounding
+//! follows the shape, and what healthy shapes differ by is measured: the floor.
 //!
 //! # The rooms
 //!

@@ -4,7 +4,7 @@
 //! block's state where something is computed already, from zero otherwise. As in vLLM's mixer the
 //! prefill rows of a layer run and store before its decode rows load. Stores are serial in row
 //! order, so two rows that write one address have one outcome. Everything between loads and stores
-//! runs in parallel over chunks of rows; no number depends on how rows are cut.
+//! runs in parallel over chunks of rows; invariant numbers do not depend on how rows are cut.
 
 use std::ops::Range;
 
@@ -207,7 +207,7 @@ impl Runner {
     }
 
     /// Cuts rows into as many chunks as the device works on at once, as even in tokens as whole
-    /// rows allow, and embeds their tokens. No number depends on how rows are cut.
+    /// rows allow, and embeds their tokens. Invariant numbers do not depend on it.
     fn cut(&self, batch: &StepBatch, rows: Range<usize>) -> Vec<Chunk> {
         let tokens: usize = rows.clone().map(|row| batch.span(row).len).sum();
         let share = tokens.div_ceil(self.device.parallelism());

@@ -3,7 +3,7 @@
 //! Every operation works on one chunk of packed rows: on the CPU on one thread, callers running
 //! chunks in parallel, on a GPU in a launch or a few. A row's bits depend on nothing but the row
 //! itself (see each file's header for its order), which is what makes decode, prefill and trainer
-//! agree.
+//! agree; in fast arithmetic, which a layer is loaded for, products and scans follow the shape.
 
 pub mod adamw;
 pub mod array;

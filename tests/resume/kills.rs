@@ -10,7 +10,7 @@ use rustix::process::{kill_process, Pid, Signal};
 
 use crate::common::records::assert_same_records;
 use crate::common::run::read_json;
-use crate::{kill, wait_until, Case, STALE, SWEEP, TRAINING, WRAPPED};
+use crate::{kill, wait_until, Case, FAST, STALE, SWEEP, TRAINING, WRAPPED};
 
 /// Bytes of all that a process writes step by step.
 fn written(folder: &Path) -> u64 {
@@ -60,6 +60,11 @@ fn training_after_a_warm_start_with_a_frozen_reference() {
 #[test]
 fn an_index_that_wraps() {
     check(&WRAPPED, 7, 3);
+}
+
+#[test]
+fn a_measured_floor() {
+    check(&FAST, 3, 5);
 }
 
 #[test]

@@ -48,6 +48,18 @@ const TRAINING: Case<'_> = Case {
     ],
 };
 
+/// Learns, so that the floor is measured in some steps and goes on in others.
+const FAST: Case<'_> = Case {
+    args: ["run", SMALL],
+    set: &[
+        "steps=24",
+        "checkpoint.every=2",
+        "trainer.learning_rate=1e-2",
+        "engine.numerics=fast",
+        "model.dtype=bf16",
+    ],
+};
+
 /// 17 bits reach block 42 of 64; the index's width is learnt in one step and told in later ones.
 const WRAPPED: Case<'_> = Case {
     args: ["run", SUMS],

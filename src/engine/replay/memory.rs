@@ -21,7 +21,8 @@ impl LifeId {
     }
 }
 
-/// What a cache is computed from. Numerics are invariant: equal contents are equal bytes.
+/// What a cache is computed from. Equal contents are equal bytes, but for what rounding may do in
+/// fast numerics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// The first tokens of a prompt, as a hash that grows token by token. Rollouts of one prompt

@@ -13,8 +13,8 @@ use crate::config::Dtype;
 /// Dao 2023, `selective_scan_fwd_kernel.cuh`).
 fn tile_rows(rows: usize) -> usize {
     match rows {
-        ..=128 => 4,
-        ..=256 => 8,
+        0..=128 => 4,
+        129..=256 => 8,
         _ => 16,
     }
 }
