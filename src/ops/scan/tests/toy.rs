@@ -2,6 +2,7 @@
 //! reports of wrong states come to in it, with our own scan for the right values.
 
 use super::*;
+use crate::config::Arithmetic;
 use crate::ops::array::Array;
 use crate::ops::scan::{self, SelectiveScan};
 use crate::ops::spans::{Span, Spans};
@@ -54,7 +55,8 @@ fn k04_a_state_decays_from_the_start_of_its_sequence() {
     const CHUNK: usize = 4;
     let log_decay = -0.1_f32;
     let a_log = [(-log_decay).ln()];
-    let scan = SelectiveScan::new(Part::Cpu(&a_log), Part::Cpu(&[0.0]), Part::Cpu(&[UNIT_STEP]));
+    let rest = [Part::Cpu(&[0.0]), Part::Cpu(&[UNIT_STEP])];
+    let scan = SelectiveScan::new(Part::Cpu(&a_log), rest[0], rest[1], Arithmetic::Invariant);
     let from_chunk_start = |row: usize| (log_decay * (row % CHUNK + 1) as f32).exp();
     for start in 1..=8 {
         let span = |start, len| Span { start, len, position: crate::base::Position::new(0) };
