@@ -12,8 +12,8 @@ use common::{
     assert_close, by_name, config, engine, fixture, trainer, Golden, FIXTURE_TOML, MODELS,
 };
 use gapscope::base::{RequestId, Stream, TokenId};
-use gapscope::engine::{Engine, Feed, GenerationRequest, Phase};
-use gapscope::model::{load_master, HfConfig, MixerKind};
+use gapscope::engine::{Engine, Feed, GenerationRequest, Phase, Seen};
+use gapscope::model::{load_master, HfConfig, MixerKind, Part, PartKind};
 use gapscope::trainer::reference::Reference;
 use gapscope::trainer::{Inspection, Sequence, Trainer};
 
@@ -184,16 +184,23 @@ fn reference_greedy_continuation() {
 fn fed(engine: &Engine, row: &[TokenId], pieces: &[usize], phase: Phase) -> Inspection {
     let mut scratch = engine.scratch(1);
     let mut seen = Inspection::default();
+    // A layer's input is what the part before its mixer left.
+    let is_mixer = |part: &Part| matches!(part.kind, PartKind::Mamba | PartKind::Attention);
+    let parts = engine.plan().parts();
+    let inputs: Vec<usize> =
+        (1..parts.len()).filter(|&i| is_mixer(&parts[i])).map(|mixer| mixer - 1).collect();
     let (mut at, mut last) = (0, Vec::new());
     for (i, len) in pieces.iter().enumerate() {
         // The first piece has no state to go on from, so it is a prefill whatever follows.
         let phase = if i == 0 { Phase::Prefill } else { phase };
         let tokens = &row[at..at + len];
-        let (mut layer, hidden) = (0, &mut seen.hidden);
-        let mut observe = |x_th: &[f32]| {
-            hidden.resize(hidden.len().max(layer + 1), Vec::new());
-            hidden[layer].extend_from_slice(x_th);
-            layer += 1;
+        let hidden = &mut seen.hidden;
+        let mut observe = |seen: Seen<'_>| {
+            let Seen::Stream { part, x_th } = seen else { return };
+            if let Some(layer) = inputs.iter().position(|input| *input == part) {
+                hidden.resize(hidden.len().max(layer + 1), Vec::new());
+                hidden[layer].extend_from_slice(x_th);
+            }
         };
         let feeds = [Feed { sequence: 0, phase, tokens }];
         let x_th = scratch.feed(engine.runner(), &feeds, Some(&mut observe));

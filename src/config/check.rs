@@ -8,6 +8,7 @@ use super::keys::only_with;
 use super::kind::bytes;
 use super::source::Source;
 use super::sweep::Sweep;
+use super::trace;
 use super::types::*;
 
 /// Rollouts of one step, all of which are in memory at once.
@@ -36,6 +37,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
         checkpoint: checkpoint(source),
         // A bare `[sweep]` line asks for nothing.
         sweep: source.sweep.clone().filter(|sweep| *sweep != Sweep::default()),
+        trace: trace::trace(source)?,
     };
     if let Some(sweep) = &config.sweep {
         sweep.settings()?;
@@ -44,6 +46,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
     groups(&config, source)?;
     reference_leg(&config, source)?;
     training_without_updates(&config, source)?;
+    trace::check(&config, source)?;
     Ok(config)
 }
 
@@ -65,7 +68,7 @@ fn model(source: &Source) -> Result<ModelConfig, ConfigError> {
 }
 
 /// Of a key that has a default.
-fn size(source: &Source, key: &str) -> u64 {
+pub(super) fn size(source: &Source, key: &str) -> u64 {
     let text = source.value(key).expect("sizes have defaults");
     bytes(&text).expect("its kind accepted this size")
 }
@@ -332,7 +335,7 @@ fn missing(source: &Source, key: &str, fix: &str) -> ConfigError {
     ConfigError::Missing { file: source.file.clone(), key: key.to_owned(), fix: fix.to_owned() }
 }
 
-fn conflict(source: &Source, keys: &[&str], why: &str) -> ConfigError {
+pub(super) fn conflict(source: &Source, keys: &[&str], why: &str) -> ConfigError {
     let values = keys.iter().map(|key| source.said(key)).collect();
     ConfigError::Conflict { values, why: why.to_owned() }
 }

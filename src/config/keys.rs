@@ -271,6 +271,13 @@ keys! {
     "checkpoint.save_final", Kind::Bool, Is("false"), "",
         "Whether a run with updates leaves its final weights as a Hugging Face folder.";
 
+    "trace.when", Kind::OneOf(&["never", "first_spike", "always"]), Is("\"never\""), "",
+        "Whether to keep what the engine saw, step by step: of the first spike, or of every step.";
+    "trace.request", Kind::Text, Nothing("\"s3.p0.r5\""), "",
+        "Keeps what the engine saw in the engine steps of this one request.";
+    "trace.max_bytes", Kind::Bytes, Is("\"16MiB\""), "",
+        "The size of a step's trace; what is over it is left out, and said to be.";
+
     "sweep.stop_after_spikes", COUNT, Nothing("3"), "",
         "Ends a point after this many spikes. Beside it goes any key with the values to try.";
     "sweep.points", Kind::Points, Nothing("[{ \"engine.max_num_seqs\" = 64 }]"), "",

@@ -18,6 +18,7 @@ mod source;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod types;
 
 use std::path::Path;
@@ -29,6 +30,7 @@ pub use keys::{IfAbsent, Key, KEYS, PRESETS};
 pub use kind::{Kind, Range};
 pub use nearest::nearest;
 pub use sweep::{overrides, Sweep, SweepSettings, MAX_SWEEP_POINTS};
+pub use trace::{TraceConfig, Traced};
 pub use types::*;
 
 /// Reads and checks an experiment file. Each override reads `KEY=VALUE`, as after `--set`; later

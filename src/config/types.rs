@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fault::Fault;
 use super::sweep::Sweep;
+use super::trace::TraceConfig;
 
 use crate::base::{Contract, LogprobsMode};
 
@@ -26,6 +27,9 @@ pub struct Config {
     /// Read by `sweep` alone and not saved: what a run did does not depend on it.
     #[serde(skip)]
     pub sweep: Option<Sweep>,
+    /// Not saved either: it only looks.
+    #[serde(skip)]
+    pub trace: Option<TraceConfig>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -54,6 +54,8 @@ pub struct Row {
     /// The request's place in `StepPlan::scheduled`; `Scheduler::update` expects its token there.
     pub plan_index: usize,
     pub phase: Phase,
+    /// Its place before the batch was reordered.
+    pub place_before: usize,
     /// Where the row's tokens begin in `StepBatch::tokens`.
     pub token_start: usize,
     /// Tokens computed before this step: the position of the row's first token.
@@ -134,7 +136,7 @@ impl PersistentBatch {
         batch.num_decodes = num_decodes;
         for place in order {
             let scheduled = &plan.scheduled[placed[place]];
-            batch.push(placed[place], scheduled, scheduler.request(scheduled));
+            batch.push((placed[place], place), scheduled, scheduler.request(scheduled));
         }
         self.rows.clear();
         self.rows.extend(batch.rows.iter().map(|row| row.request));
@@ -224,6 +226,7 @@ impl StepBatch {
                 request,
                 plan_index,
                 phase,
+                place_before: plan_index,
                 token_start: batch.tokens.len(),
                 computed_tokens,
                 scheduled_tokens,
@@ -252,7 +255,12 @@ impl StepBatch {
         }
     }
 
-    fn push(&mut self, plan_index: usize, scheduled: &Scheduled, request: &Request) {
+    fn push(
+        &mut self,
+        (plan_index, place_before): (usize, usize),
+        scheduled: &Scheduled,
+        request: &Request,
+    ) {
         let &Scheduled { computed_tokens, scheduled_tokens, samples, .. } = scheduled;
         let is_decode = self.rows.len() < self.num_decodes;
         let phase = if is_decode { Phase::Decode } else { Phase::Prefill };
@@ -261,6 +269,7 @@ impl StepBatch {
             request: request_id,
             plan_index,
             phase,
+            place_before,
             token_start: self.tokens.len(),
             computed_tokens,
             scheduled_tokens,

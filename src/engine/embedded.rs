@@ -8,10 +8,11 @@ mod snapshot;
 use std::collections::HashMap;
 
 use super::faults::{self, HandOver, Strike};
+use super::trace::Tracer;
 use super::{
     BlockMemory, BlockPool, CacheSpec, Completion, EngineError, Feed, GenerationRequest, Layout,
-    Limits, PersistentBatch, Phase, Runner, SampledToken, Scheduler, Scratch, Statistics,
-    StepBatch,
+    Limits, Observer, PersistentBatch, Phase, Runner, SampledToken, Scheduler, Scratch, Seen,
+    Statistics, StepBatch, Trace, WatchList,
 };
 use crate::base::{Contract, LogProb, Noise, Position, TokenId, WeightVersion};
 use crate::config::{EngineConfig, Fault, CPU_MEMORY};
@@ -35,6 +36,7 @@ pub struct Engine {
     weights: Option<Weights>,
     hand_over: HandOver,
     strike: Strike,
+    tracer: Option<Tracer>,
 }
 
 /// What is loaded now.
@@ -99,6 +101,7 @@ impl Engine {
             weights: None,
             hand_over: HandOver::new(&config.faults),
             strike: Strike::new(&config.faults),
+            tracer: None,
             plan,
             num,
             config,
@@ -163,13 +166,32 @@ impl Engine {
         self.scheduler.note_rows(&plan, &batch.rows);
         self.strike.before(&batch, self.scheduler.layout(), &mut self.pages);
         let weights = self.weights.as_ref().expect("weights are loaded before the first step");
-        let x_th = weights.runner.forward(&mut self.pages, &batch, None);
+        let mut watching = self.tracer.as_mut().and_then(|tracer| {
+            let policy = self.config.batch_split;
+            tracer.begin(&plan, &batch, &self.scheduler, policy, weights.runner.hidden())
+        });
+        let mut see = watching.as_mut().map(|watching| |seen: Seen<'_>| watching.see(seen));
+        let observe = see.as_mut().map(|see| see as Observer<'_>);
+        let x_th = weights.runner.forward(&mut self.pages, &batch, observe);
+        if let (Some(tracer), Some(watching)) = (&mut self.tracer, watching) {
+            tracer.end(watching);
+        }
         let sampled = sample(&weights.runner, &self.noise, &self.contract, &batch, &x_th);
         let finished = self.scheduler.update(&plan, &sampled);
         let complete = |one: super::Finished| {
             one.into_completion(self.contract, weights.version, weights.fingerprint)
         };
         finished.into_iter().map(complete).collect()
+    }
+
+    /// Looks on from the next step on, or no more.
+    pub fn watch(&mut self, list: Option<WatchList>) {
+        self.tracer = list.map(Tracer::new);
+    }
+
+    /// What was seen since [`Self::watch`] or the last call of this; `None` where nobody looks.
+    pub fn take_trace(&mut self) -> Option<Trace> {
+        self.tracer.as_mut().map(Tracer::take)
     }
 
     /// The `prefill` leg: each sequence's tokens from `prompt_len` on, scored by one forced prefill
@@ -221,6 +243,12 @@ impl Engine {
     #[must_use]
     pub fn head_fingerprint(&self) -> Option<u64> {
         self.weights().head_fingerprint
+    }
+
+    /// The model's shape.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     #[must_use]

@@ -22,6 +22,7 @@ mod scratch;
 pub mod split;
 #[cfg(test)]
 mod testing;
+mod trace;
 
 pub use batch::{PersistentBatch, Row, StepBatch};
 pub use completion::{
@@ -37,6 +38,7 @@ pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
 pub use profile::measured_memory;
 pub use replay::{Cause, Forecast, Misread, Replay, Source};
 pub use request::{Finished, Request};
-pub use runner::{Observer, Runner};
+pub use runner::{Observer, Runner, Seen};
 pub use scheduler::{Limits, Scheduler, SchedulerSnapshot, Statistics};
 pub use scratch::{Feed, Scratch};
+pub use trace::{Trace, TracedRow, TracedStep, WatchList};

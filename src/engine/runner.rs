@@ -15,12 +15,24 @@ use crate::config::Fault;
 use crate::model::{Block, Model, Numerics, Span, Spans};
 use crate::ops::array::{Array, Device};
 use crate::ops::attention::{Contexts, Projected, Tables};
+use crate::ops::extremes::Extremes;
 use crate::ops::pages::{KeyValueView, Pages, StateView};
 use crate::ops::sampling::log_prob_rows;
 use crate::ops::state::{StateRow, States};
 
-/// Sees a layer's input, `[num_tokens, H]`, layer after layer.
-pub type Observer<'a> = &'a mut dyn FnMut(&[f32]);
+/// Watches a forward pass.
+pub type Observer<'a> = &'a mut dyn FnMut(Seen<'_>);
+
+/// What there is to see of a forward pass.
+#[derive(Debug)]
+pub enum Seen<'a> {
+    /// The residual stream after a part of the model, by its place in [`crate::model::Plan::parts`]:
+    /// some of the batch's rows, `[T, H]`. Parts come in order, and the rows of each.
+    Stream { part: usize, x_th: &'a [f32] },
+    /// What one row of the batch wrote to a layer's cache: its recurrent state, or its keys and
+    /// values.
+    Written { layer: usize, row: usize, extremes: Extremes },
+}
 
 /// The model as the engine runs it, over pages that the caller owns.
 #[derive(Debug)]
@@ -41,6 +53,16 @@ struct Chunk {
     spans: Spans,
     /// The residual stream, `[T, H]`.
     x_th: Array,
+    /// The same between a layer's mixer and its feed-forward, where somebody looks.
+    middle: Option<Array>,
+}
+
+impl Chunk {
+    /// What follows a layer's mixer.
+    fn feed_forward(&mut self, num: &Numerics, block: &Block, watched: bool) {
+        self.middle = (watched && block.has_feed_forward()).then(|| self.x_th.clone());
+        block.feed_forward(num, &mut self.x_th);
+    }
 }
 
 impl Runner {
@@ -77,40 +99,42 @@ impl Runner {
         &self.device
     }
 
-    /// What left the last layer, `[num_tokens, H]`, the padding's rows last. `observe` sees each
-    /// layer's input, at the price of a copy.
+    /// What left the last layer, `[num_tokens, H]`, the padding's rows last.
     pub fn forward(
         &self,
         pages: &mut Pages,
         batch: &StepBatch,
-        mut observe: Option<Observer<'_>>,
+        observe: Option<Observer<'_>>,
     ) -> Array {
         let mut chunks = self.cut(batch, 0..batch.num_decodes + batch.padding_rows);
         let num_decodes = chunks.len();
         if batch.padding_rows == 0 {
             chunks.extend(self.cut(batch, batch.num_decodes..batch.rows.len()));
         }
+        let mut watch = Watch { observe, part: 0 };
+        watch.stream(chunks.iter().map(|chunk| &chunk.x_th));
         for (layer, block) in self.model.blocks.iter().enumerate() {
-            if let Some(observe) = &mut observe {
-                let all = chunks.iter().flat_map(|chunk| chunk.x_th.to_host());
-                observe(&all.collect::<Vec<_>>());
-            }
             let LayerPlace { group, view } = &self.places[layer];
+            let at = At { layer, block, group: *group };
             match view {
                 CacheView::State(view) => {
                     // The prefills' stores come before the decodes' loads.
                     let (decodes, prefills) = chunks.split_at_mut(num_decodes);
                     let bits = self.state_index_bits;
-                    self.mamba(pages, batch, prefills, block, (view, *group), bits);
-                    self.mamba(pages, batch, decodes, block, (view, *group), u64::BITS);
+                    self.mamba(pages, batch, prefills, (at, view), bits, &mut watch);
+                    self.mamba(pages, batch, decodes, (at, view), u64::BITS, &mut watch);
                 }
                 CacheView::KeyValue(view) => {
-                    self.attention(pages, batch, &mut chunks, block, (view, *group));
+                    self.attention(pages, batch, &mut chunks, (at, view), &mut watch);
                 }
             }
             if self.faults.contains(&Fault::LayerUlp) && layer == self.model.blocks.len() / 2 {
                 self.bump_first_request(batch, &mut chunks[..num_decodes]);
             }
+            if block.has_feed_forward() {
+                watch.stream(chunks.iter().filter_map(|chunk| chunk.middle.as_ref()));
+            }
+            watch.stream(chunks.iter().map(|chunk| &chunk.x_th));
         }
         let parts = chunks.into_iter().map(|chunk| chunk.x_th).collect();
         Array::concat(&self.device, parts)
@@ -152,10 +176,11 @@ impl Runner {
         pages: &mut Pages,
         batch: &StepBatch,
         chunks: &mut [Chunk],
-        block: &Block,
-        (view, group): (&StateView, GroupId),
+        (at, view): (At<'_>, &StateView),
         bits: u32,
+        watch: &mut Watch<'_>,
     ) {
+        let At { block, group, .. } = at;
         let places = |chunk: &Chunk| -> Vec<StateRow> {
             let place = |row: usize| state_row(batch, row, group);
             chunk.rows.clone().map(place).collect()
@@ -171,14 +196,17 @@ impl Runner {
         };
         let loaded: Vec<_> = chunks.iter().map(load).collect();
         let mut work: Vec<_> = chunks.iter_mut().zip(loaded).collect();
+        let watched = watch.observe.is_some();
         self.device.map(&mut work, |_, (chunk, (states, _))| {
-            block.forward_mamba(&self.num, &chunk.spans, states, &mut chunk.x_th);
+            block.mix_mamba(&self.num, &chunk.spans, states, &mut chunk.x_th);
+            chunk.feed_forward(&self.num, block, watched);
         });
         for (_, (states, rows)) in &work {
             states.store_conv(pages, view, rows);
         }
-        for (_, (states, rows)) in &work {
+        for (chunk, (states, rows)) in &work {
             states.store_ssm(pages, view, rows, bits);
+            watch.written(at.layer, chunk, || states.extremes());
         }
     }
 
@@ -187,9 +215,10 @@ impl Runner {
         pages: &mut Pages,
         batch: &StepBatch,
         chunks: &mut [Chunk],
-        block: &Block,
-        (view, group): (&KeyValueView, GroupId),
+        (at, view): (At<'_>, &KeyValueView),
+        watch: &mut Watch<'_>,
     ) {
+        let At { block, group, .. } = at;
         let tables = |chunk: &Chunk| -> Tables<'_> {
             chunk.rows.clone().map(|row| batch.blocks(row, group)).collect()
         };
@@ -197,12 +226,14 @@ impl Runner {
             self.device.map(chunks, |_, chunk| block.project(&self.num, &chunk.spans, &chunk.x_th));
         for (chunk, own) in chunks.iter().zip(&projected) {
             own.store(pages, view, &chunk.spans, &tables(chunk));
+            watch.written(at.layer, chunk, || Some(extremes(own, &chunk.spans, view)));
         }
-        let pages = &*pages;
+        let (pages, watched) = (&*pages, watch.observe.is_some());
         self.device.map(chunks, |i, chunk| {
             let contexts = Contexts::load(pages, view, &chunk.spans, &tables(chunk));
             let x_th = &mut chunk.x_th;
-            block.forward_attention(&self.num, &chunk.spans, &projected[i], &contexts, x_th);
+            block.mix_attention(&self.num, &chunk.spans, &projected[i], &contexts, x_th);
+            chunk.feed_forward(&self.num, block, watched);
         });
     }
 
@@ -225,7 +256,7 @@ impl Runner {
             let first = batch.span(rows.start).start;
             let tokens = &batch.tokens[first..first + len(&spans)];
             let x_th = self.model.root.embed(tokens);
-            Chunk { rows, spans: Spans::new(&self.device, spans), x_th }
+            Chunk { rows, spans: Spans::new(&self.device, spans), x_th, middle: None }
         };
         parts.into_iter().map(chunk).collect()
     }
@@ -253,6 +284,55 @@ fn lose_windows(states: &mut States, rows: &[StateRow]) {
             state.conv.fill(0.0);
         }
     }
+}
+
+/// A layer on its way.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    layer: usize,
+    block: &'a Block,
+    group: GroupId,
+}
+
+/// Tells an observer, if there is one, what it sees. Without one nothing is copied or looked at.
+struct Watch<'a> {
+    observe: Option<Observer<'a>>,
+    /// The next one.
+    part: usize,
+}
+
+impl Watch<'_> {
+    fn stream<'x>(&mut self, chunks: impl Iterator<Item = &'x Array>) {
+        let Some(observe) = &mut self.observe else { return };
+        for x_th in chunks {
+            observe(Seen::Stream { part: self.part, x_th: &x_th.on_host() });
+        }
+        self.part += 1;
+    }
+
+    fn written(
+        &mut self,
+        layer: usize,
+        chunk: &Chunk,
+        extremes: impl FnOnce() -> Option<Vec<Extremes>>,
+    ) {
+        let Some(observe) = &mut self.observe else { return };
+        for (row, extremes) in chunk.rows.clone().zip(extremes().unwrap_or_default()) {
+            observe(Seen::Written { layer, row, extremes });
+        }
+    }
+}
+
+/// Of each span's keys and values.
+fn extremes(own: &Projected, spans: &Spans, view: &KeyValueView) -> Vec<Extremes> {
+    let (k, v) = (own.k.on_host(), own.v.on_host());
+    let one = |span: &Span| {
+        let mut found = Extremes::default();
+        found.add(&k[span.floats(view.row)]);
+        found.add(&v[span.floats(view.row)]);
+        found
+    };
+    spans.iter().map(one).collect()
 }
 
 /// A decode row reads its block whatever it holds; a prefill row where something is computed.

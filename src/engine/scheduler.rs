@@ -248,6 +248,11 @@ impl Scheduler {
     }
 
     #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    #[must_use]
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }

@@ -42,8 +42,15 @@ pub fn reorder(rows: &[RowShape], policy: BatchSplit) -> Vec<usize> {
     order
 }
 
+/// Whether the reorder takes a row for a decode, whichever kernels it then runs through.
+#[must_use]
+pub fn in_decode_region(row: &RowShape, policy: BatchSplit) -> bool {
+    region(row, policy) == DECODE
+}
+
+const DECODE: u8 = 0;
+
 fn region(row: &RowShape, policy: BatchSplit) -> u8 {
-    const DECODE: u8 = 0;
     const SHORT_EXTEND: u8 = 1;
     const EXTEND: u8 = 2;
     const PREFILL: u8 = 3;

@@ -127,29 +127,28 @@ impl Block {
 
     /// Whole sequences from nothing, x[T, H] in place: the trainer's forward.
     pub fn forward(&self, num: &Numerics, spans: &Spans, x_th: &mut Array) {
+        self.mix(num, spans, x_th);
+        self.feed_forward(num, x_th);
+    }
+
+    /// The first half of [`Self::forward`]: the mixer and its residual sum.
+    pub fn mix(&self, num: &Numerics, spans: &Spans, x_th: &mut Array) {
         match &self.mixer {
             Mixer::Mamba(mamba) => {
                 let mut states = mamba.fresh_states(&x_th.device(), spans.len());
-                self.forward_mamba(num, spans, &mut states, x_th);
+                self.mix_mamba(num, spans, &mut states, x_th);
             }
             Mixer::Attention(_) => {
                 let rows = self.project(num, spans, x_th);
-                self.forward_attention(num, spans, &rows, &Contexts::Own, x_th);
+                self.mix_attention(num, spans, &rows, &Contexts::Own, x_th);
             }
         }
     }
 
-    /// A Mamba layer over rows that go on from `states`, which advance.
-    pub fn forward_mamba(
-        &self,
-        num: &Numerics,
-        spans: &Spans,
-        states: &mut States,
-        x_th: &mut Array,
-    ) {
+    /// The mixer of a Mamba layer over rows that go on from `states`, which advance.
+    pub fn mix_mamba(&self, num: &Numerics, spans: &Spans, states: &mut States, x_th: &mut Array) {
         let u_th = norm(num, x_th, &self.input_norm_h);
         add(num, x_th, &self.mamba().forward(num, &u_th, spans, states));
-        self.feed_forward(num, x_th);
     }
 
     /// An attention layer's queries, keys and values; x[T, H] stays.
@@ -158,8 +157,8 @@ impl Block {
         self.attention().project(num, spans, &norm(num, x_th, &self.input_norm_h))
     }
 
-    /// The rest of an attention layer, once each span's context is known.
-    pub fn forward_attention(
+    /// The rest of an attention layer's mixer, once each span's context is known.
+    pub fn mix_attention(
         &self,
         num: &Numerics,
         spans: &Spans,
@@ -168,7 +167,6 @@ impl Block {
         x_th: &mut Array,
     ) {
         add(num, x_th, &self.attention().attend(num, rows, spans, contexts));
-        self.feed_forward(num, x_th);
     }
 
     /// A mixer's forward over whole sequences: its output `[T, H]`, and what its backward needs.
@@ -186,7 +184,14 @@ impl Block {
         }
     }
 
-    fn feed_forward(&self, num: &Numerics, x_th: &mut Array) {
+    /// Whether [`Self::feed_forward`] does anything.
+    #[must_use]
+    pub fn has_feed_forward(&self) -> bool {
+        self.feed_forward.is_some()
+    }
+
+    /// The second half of a layer, row by row, where the family has one.
+    pub fn feed_forward(&self, num: &Numerics, x_th: &mut Array) {
         let Some(FeedForward { norm_h, experts }) = &self.feed_forward else { return };
         let u_th = norm(num, x_th, norm_h);
         let out_th = match experts {

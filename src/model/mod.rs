@@ -13,6 +13,7 @@ mod gguf;
 mod mamba;
 mod mlp;
 mod moe;
+mod part;
 mod preset;
 mod root;
 mod save;
@@ -27,6 +28,7 @@ pub use config::{
 };
 pub use error::ModelError;
 pub use gguf::save_gguf;
+pub use part::{row_digests, Part, PartKind};
 pub use preset::Preset;
 pub use root::{Root, HEAD};
 pub use save::{save_folder, save_preset};

@@ -14,6 +14,7 @@ pub mod conv;
 #[allow(unsafe_code)]
 pub mod cuda;
 pub mod embedding;
+pub mod extremes;
 pub mod gemm;
 pub mod log_softmax;
 pub mod pages;

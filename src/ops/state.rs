@@ -1,6 +1,7 @@
 //! The recurrent states that one Mamba layer's rows start from and leave behind.
 
 use super::array::Device;
+use super::extremes::Extremes;
 #[cfg(feature = "cuda")]
 use super::pages::cuda;
 use super::pages::{Pages, StateView};
@@ -96,6 +97,22 @@ impl States {
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(_) => {}
+        }
+    }
+
+    /// Of each row's state; `None` where the states are the pages themselves.
+    #[must_use]
+    pub fn extremes(&self) -> Option<Vec<Extremes>> {
+        let one = |state: &MambaState| {
+            let mut found = Extremes::default();
+            found.add(&state.conv);
+            found.add(&state.ssm);
+            found
+        };
+        match self {
+            Self::Cpu(states) => Some(states.iter().map(one).collect()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => None,
         }
     }
 

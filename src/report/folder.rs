@@ -21,6 +21,9 @@ const FILES: [&str; 7] = [
 ];
 /// The folders of files that a run writes.
 const FOLDERS: [&str; 3] = ["rollouts", "tokens", "checkpoints"];
+/// What the engine saw, where somebody asked.
+const TRACE: &str = "trace";
+const TRACES: [&str; 2] = ["txt", "jsonl"];
 const PARQUET: &str = "parquet";
 /// TensorBoard's files, where they stay within the run.
 const TENSORBOARD: &str = "tb";
@@ -163,6 +166,14 @@ impl RunFolder {
     #[must_use]
     pub fn rollouts(&self, step: Step) -> PathBuf {
         self.root.join("rollouts").join(parquet_name(step))
+    }
+
+    /// The two files of a step's trace, for people and for tools; their folder is made.
+    pub fn trace(&self, step: Step) -> Result<[PathBuf; 2], ReportError> {
+        let path = self.root.join(TRACE);
+        let files = TRACES.map(|extension| path.join(step_name(step, extension)));
+        fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
+        Ok(files)
     }
 
     /// One row a sampled token.

@@ -18,6 +18,7 @@ mod steps;
 mod summary;
 pub mod sweep;
 pub mod tensorboard;
+mod trace;
 
 pub use checkpoint::{write_checkpoint, SavedArray, SavedCheckpoint};
 pub use claim::Claim;
@@ -29,6 +30,7 @@ pub use rows::{read_rows, StepRow};
 pub use settings::{changes, flatten, Change};
 pub use steps::step_ranges;
 pub use summary::Summary;
+pub use trace::{aligned, row_table, write_trace, TraceOf};
 
 use crate::gap;
 

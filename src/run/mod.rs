@@ -22,6 +22,7 @@ mod score;
 mod session;
 mod sweep;
 mod told;
+mod trace;
 
 use std::path::Path;
 
@@ -132,6 +133,7 @@ fn all(session: &mut Session, recorder: &mut Recorder, manner: Manner) -> Result
 fn steps(session: &mut Session, recorder: &mut Recorder, manner: Manner, first: u64) -> Result<()> {
     for step in (first..=session.config.steps).map(Step::new) {
         let mut clock = recorder.clock();
+        trace::watch(session, step, recorder.spikes());
         let mut rollouts = session.generate(step)?;
         clock.lap("generate");
         session.score(&mut rollouts)?;
@@ -143,6 +145,8 @@ fn steps(session: &mut Session, recorder: &mut Recorder, manner: Manner, first: 
         // A step whose update failed is reported all the same: its gap may say why.
         let reports = updates.as_deref().unwrap_or_default();
         recorder.step(session, &comparison, &rollouts, reports, clock)?;
+        let seen = session.engine.take_trace();
+        recorder.trace(session, &comparison, seen)?;
         updates?;
         if manner.stop_after_spikes.is_some_and(|enough| recorder.spikes() >= enough) {
             break;

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::kept::Kept;
 use super::progress::Progress;
 use super::session::{Comparison, Session};
-use super::{checkpoint, metrics, told};
+use super::{checkpoint, metrics, told, trace};
 use crate::base::Step;
 use crate::config::{self, Config, Update};
-use crate::engine::Statistics;
+use crate::engine::{Statistics, Trace};
 use crate::gap::{self, Tally};
 use crate::model::save_folder;
 use crate::report::html::{self, Page};
@@ -253,6 +253,16 @@ impl Recorder {
         let point = self.kept.points.last().expect("the step was just kept");
         self.progress.step(step, point, comparison.findings.len());
         Ok(())
+    }
+
+    /// What the engine was seen to do in the step, where it was watched.
+    pub(super) fn trace(
+        &self,
+        session: &Session,
+        comparison: &Comparison,
+        seen: Option<Trace>,
+    ) -> Result<()> {
+        trace::keep(&self.folder, session, comparison.step, (seen, comparison.gap.spike))
     }
 
     /// Closes every file, whatever ended the loop, and says what the run was.

@@ -113,6 +113,9 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("checkpoint.keep", "1", &[]),
     ("checkpoint.pool_bytes_max", "1MiB", &[]),
     ("checkpoint.save_final", "true", &[]),
+    ("trace.when", "always", &[]),
+    ("trace.request", "s1.p0.r0", &[]),
+    ("trace.max_bytes", "1MiB", &["trace.when=always"]),
     ("sweep.stop_after_spikes", "4", &[]),
     ("sweep.points", "[{ seed = 1 }]", &[]),
 ];

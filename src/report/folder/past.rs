@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::disk::remove;
 use super::super::tensorboard;
-use super::{step_name, ReportError, RunFolder, PARQUET};
+use super::{step_name, ReportError, RunFolder, PARQUET, TRACE, TRACES};
 use crate::base::Step;
 
 const CHECKPOINT: &str = "safetensors";
@@ -57,9 +57,9 @@ impl RunFolder {
             remove(&self.root.join(file))?;
         }
         remove(&self.final_model())?;
-        for (folder, extension) in
-            [("rollouts", PARQUET), ("tokens", PARQUET), ("checkpoints", CHECKPOINT)]
-        {
+        let traces = TRACES.map(|extension| (TRACE, extension));
+        let others = [("rollouts", PARQUET), ("tokens", PARQUET), ("checkpoints", CHECKPOINT)];
+        for (folder, extension) in others.into_iter().chain(traces) {
             let files = files_of_steps(&self.root.join(folder), extension)?;
             for (_, path) in files.into_iter().filter(|(found, _)| *found > step) {
                 remove(&path)?;

@@ -6,7 +6,7 @@ use super::super::pass::{self, Chunk};
 use super::super::{Sequence, TrainerError};
 use super::Trainer;
 use crate::base::TokenId;
-use crate::model::{Block, ExpertsShape};
+use crate::model::{row_digests, Block, ExpertsShape};
 use crate::ops::routing::Routing;
 use crate::rollout::{Routes, TokenRoutes};
 
@@ -90,6 +90,40 @@ impl Trainer {
         };
         self.with_units(|units| pass::forward(shape, units, &mut chunks, false, &mut observe))?;
         Ok(routes)
+    }
+}
+
+impl Trainer {
+    /// `[sequences][parts][tokens]`: digests of the residual stream after each of
+    /// [`crate::model::Plan::parts`].
+    ///
+    /// # Errors
+    /// [`TrainerError::RankLeft`].
+    pub fn streams(&self, sequences: &[Sequence]) -> Result<Vec<Vec<Vec<u64>>>, TrainerError> {
+        let (mut chunks, _) = self.pack(sequences);
+        let (shape, hidden) = (self.shape(), self.plan.config.hidden_size);
+        let mut streams = vec![Vec::new(); sequences.len()];
+        let mut keep = |chunk: &Chunk, x_th: &[f32]| {
+            for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
+                let digests = row_digests(hidden, &x_th[span.floats(hidden)]).collect();
+                streams[sequence].push(digests);
+            }
+        };
+        let mut observe = |block: &Block, chunks: &[Chunk]| {
+            for chunk in chunks {
+                keep(chunk, &chunk.x_th.on_host());
+                if block.has_feed_forward() {
+                    let mut middle_th = chunk.x_th.clone();
+                    block.mix(shape.num, &chunk.spans, &mut middle_th);
+                    keep(chunk, &middle_th.on_host());
+                }
+            }
+        };
+        self.with_units(|units| pass::forward(shape, units, &mut chunks, false, &mut observe))?;
+        for chunk in &chunks {
+            keep(chunk, &chunk.x_th.on_host());
+        }
+        Ok(streams)
     }
 }
 

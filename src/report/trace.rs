@@ -1,0 +1,241 @@
+//! `trace/step-NNNNN.txt` and `.jsonl`: what the engine saw in the engine steps of one step.
+//!
+//! The `.jsonl` opens with an object that names the parts of the model; then comes one object an
+//! engine step, rows in the order in which they ran. A row's `stream` has a string a part: one
+//! 64-bit digest a token, 16 hexadecimal digits each. The `.txt` has the same without digests, rows
+//! in the order before the reorder. Neither is larger than its bound; a last line says what was cut.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::{json, Value};
+
+use super::disk::write_pieces;
+use super::ReportError;
+use crate::base::{JsonFloat, Step};
+use crate::engine::{Trace, TracedRow, TracedStep};
+use crate::model::Part;
+use crate::ops::extremes::Extremes;
+
+/// How the engine's layers are called in a trace.
+#[derive(Clone, Copy, Debug)]
+pub struct TraceOf<'a> {
+    pub step: Step,
+    /// See [`crate::model::Plan::parts`].
+    pub parts: &'a [Part],
+    pub trace: &'a Trace,
+    pub max_bytes: u64,
+}
+
+/// Writes both files, atomically. The same trace gives the same bytes.
+pub fn write_trace(txt: &Path, jsonl: &Path, of: &TraceOf<'_>) -> Result<(), ReportError> {
+    let parts: Vec<String> = of.parts.iter().map(Part::to_string).collect();
+    let head = json!({ "schema": 1, "step": of.step, "parts": parts }).to_string() + "\n";
+    let lines = of.trace.steps.iter().map(|step| object(of.parts, step).to_string() + "\n");
+    let cut = |left_out| json!({ "engine_steps_left_out": left_out }).to_string() + "\n";
+    write_bounded(jsonl, of, head, lines, cut)?;
+    let head = format!("step {}: the batches as the engine saw them\n", of.step);
+    let tables = of.trace.steps.iter().map(|step| table(of.parts, step));
+    let cut =
+        |left_out| format!("\ncut here: {left_out} more engine steps are over trace.max_bytes\n");
+    write_bounded(txt, of, head, tables, cut)
+}
+
+/// Whole pieces as far as they have room.
+fn write_bounded(
+    path: &Path,
+    of: &TraceOf<'_>,
+    head: String,
+    pieces: impl Iterator<Item = String>,
+    cut: impl Fn(u64) -> String,
+) -> Result<(), ReportError> {
+    let (mut kept, mut bytes) = (vec![head], 0);
+    for piece in pieces {
+        bytes += piece.len() as u64;
+        if bytes > of.max_bytes {
+            break;
+        }
+        kept.push(piece);
+    }
+    let left_out = of.trace.cut + (of.trace.steps.len() - (kept.len() - 1)) as u64;
+    kept.extend((left_out > 0).then(|| cut(left_out)));
+    write_pieces(path, kept.iter().map(String::as_bytes))
+}
+
+fn object(parts: &[Part], step: &TracedStep) -> Value {
+    let written = layers(parts).zip(&step.written).map(|(part, extremes)| {
+        let (low, high) = bounds(extremes);
+        let (layer, kind) = (part.layer, part.kind);
+        json!({ "layer": layer, "kind": kind, "min": low, "max": high,
+                "non_finite": extremes.non_finite })
+    });
+    json!({
+        "engine_step": step.engine_step,
+        "budget": step.budget,
+        "waiting": step.waiting,
+        "preempted": step.preempted,
+        "rows": step.rows.iter().map(row).collect::<Vec<_>>(),
+        "written": written.collect::<Vec<_>>(),
+    })
+}
+
+fn row(row: &TracedRow) -> Value {
+    let column = |of: fn(&crate::engine::StateBlock) -> Value| -> Vec<Value> {
+        row.state_blocks.iter().map(of).collect()
+    };
+    let hex = |digests: &Vec<u64>| -> String {
+        digests.iter().fold(String::new(), |mut text, digest| {
+            write!(text, "{digest:016x}").expect("a string grows");
+            text
+        })
+    };
+    json!({
+        "request": row.request,
+        "num_scheduled_tokens": row.scheduled_tokens,
+        "num_computed_tokens": row.computed_tokens,
+        "prompt_tokens": row.prompt_tokens,
+        "place_before": row.place_before,
+        "is_decode_before": row.is_decode_before,
+        "is_decode": row.is_decode,
+        "state_blocks": column(|held| json!(held.block)),
+        "state_block_generations": column(|held| json!(held.generation)),
+        "state_block_previous_owners": column(|held| json!(held.previous_owner)),
+        "attn_blocks": row.attn_blocks,
+        "stream": row.stream.iter().map(hex).collect::<Vec<_>>(),
+    })
+}
+
+/// A layer's mixer each: it has the cache.
+fn layers(parts: &[Part]) -> impl Iterator<Item = &Part> {
+    let mut last = None;
+    parts
+        .iter()
+        .filter(move |part| part.layer.is_some() && last.replace(part.layer) != Some(part.layer))
+}
+
+fn bounds(extremes: &Extremes) -> (Option<JsonFloat>, Option<JsonFloat>) {
+    let float = |value: f32| JsonFloat(f64::from(value));
+    (extremes.range.map(|(low, _)| float(low)), extremes.range.map(|(_, high)| float(high)))
+}
+
+/// One engine step for people.
+#[must_use]
+pub fn table(parts: &[Part], step: &TracedStep) -> String {
+    let tokens: u32 = step.rows.iter().map(|row| row.scheduled_tokens).sum();
+    let decodes = step.rows.iter().filter(|row| row.is_decode).count();
+    let mut text = format!(
+        "\nengine step {}: {} rows, {tokens} of {} tokens, {decodes} decodes; {} requests waiting\n",
+        step.engine_step,
+        step.rows.len(),
+        step.budget,
+        step.waiting,
+    );
+    if !step.preempted.is_empty() {
+        let ids: Vec<String> = step.preempted.iter().map(ToString::to_string).collect();
+        writeln!(text, "preempted: {}", ids.join(" ")).expect("a string grows");
+    }
+    text += &row_table(&step.before_the_reorder(), &step.rows);
+    if !step.written.is_empty() {
+        text += "written to the caches by layer:\n";
+        let head = ["layer", "kind", "min", "max", "non-finite"].map(str::to_owned).to_vec();
+        let line = |(part, extremes): (&Part, &Extremes)| {
+            let number = |value: Option<f32>| value.map_or("-".to_owned(), |v| format!("{v:.6}"));
+            let layer = part.layer.map_or(String::new(), |layer| layer.to_string());
+            let low = number(extremes.range.map(|(low, _)| low));
+            let high = number(extremes.range.map(|(_, high)| high));
+            vec![layer, part.kind.name().to_owned(), low, high, extremes.non_finite.to_string()]
+        };
+        let lines = layers(parts).zip(&step.written).map(line);
+        text += &aligned(std::iter::once(head).chain(lines).collect());
+    }
+    text
+}
+
+/// Some rows of a batch in the order given, each with its place among all of them after the reorder.
+#[must_use]
+pub fn row_table(shown: &[&TracedRow], all: &[TracedRow]) -> String {
+    let head = [
+        "request",
+        "num_scheduled",
+        "num_computed",
+        "is_decode before",
+        "after",
+        "row",
+        "state blocks (generation, left by)",
+        "attention blocks",
+    ];
+    let flag = |is: bool| if is { "True" } else { "False" }.to_owned();
+    let line = |row: &&TracedRow| {
+        let place = all.iter().position(|other| std::ptr::eq(other, *row));
+        let state = row.state_blocks.iter().map(|held| {
+            let owner = held.previous_owner.map_or("nobody".to_owned(), |id| id.to_string());
+            format!("{} ({}, {owner})", held.block, held.generation)
+        });
+        let attention = row.attn_blocks.iter().flatten().map(ToString::to_string);
+        vec![
+            row.request.to_string(),
+            row.scheduled_tokens.to_string(),
+            row.computed_tokens.to_string(),
+            flag(row.is_decode_before),
+            flag(row.is_decode),
+            place.map_or(String::new(), |place| place.to_string()),
+            state.collect::<Vec<_>>().join(" "),
+            attention.collect::<Vec<_>>().join(" "),
+        ]
+    };
+    let head = head.map(str::to_owned).to_vec();
+    aligned(std::iter::once(head).chain(shown.iter().map(line)).collect())
+}
+
+/// Columns as wide as their widest cell.
+#[must_use]
+pub fn aligned(lines: Vec<Vec<String>>) -> String {
+    let columns = lines.first().map_or(0, Vec::len);
+    let width =
+        |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for line in &lines {
+        let mut row = String::new();
+        for (cell, &width) in line.iter().zip(&widths) {
+            write!(row, "{cell:<width$}  ").expect("a string grows");
+        }
+        text += row.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::EngineStep;
+
+    #[test]
+    fn a_file_keeps_to_its_bound_and_says_what_it_left_out() {
+        let step = |n| TracedStep {
+            engine_step: EngineStep::new(n),
+            budget: 64,
+            preempted: Vec::new(),
+            waiting: 0,
+            rows: Vec::new(),
+            written: Vec::new(),
+        };
+        let mut trace = Trace::default();
+        trace.steps = (1..=5).map(step).collect();
+        let line = object(&[], &trace.steps[0]).to_string().len() as u64 + 1;
+        let folder = tempfile::tempdir().unwrap();
+        let (txt, jsonl) = (folder.path().join("a.txt"), folder.path().join("a.jsonl"));
+        for (max_bytes, cut, lines, left_out) in
+            [(5 * line, 0, 6, None), (5 * line, 7, 7, Some(7)), (3 * line, 7, 5, Some(9))]
+        {
+            trace.cut = cut;
+            let of = TraceOf { step: Step::new(2), parts: &[], trace: &trace, max_bytes };
+            write_trace(&txt, &jsonl, &of).unwrap();
+            let text = std::fs::read_to_string(&jsonl).unwrap();
+            assert_eq!(text.lines().count(), lines);
+            let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+            assert_eq!(last.get("engine_steps_left_out").and_then(Value::as_u64), left_out);
+        }
+    }
+}
