@@ -71,6 +71,17 @@ pub enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// The life of one request of a run, step by step, and where it went wrong
+    Explain {
+        /// A folder that a run has left; the story goes there as explain/ID.txt and ID.html
+        run: PathBuf,
+        /// A step that spiked [default: the first]
+        #[arg(long, value_name = "N")]
+        step: Option<u64>,
+        /// Such as s3.p0.r5 [default: the step's worst]
+        #[arg(long, value_name = "ID")]
+        request: Option<String>,
+    },
     /// Log-probabilities of given token ids
     Score(Score),
     /// Measure log-probabilities that others dumped, with both sides' values in the records

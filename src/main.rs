@@ -100,6 +100,10 @@ fn execute(command: Command) -> Result<Done> {
             run::listen_for_ctrl_c()?;
             run::bisect(&run, step.map(Step::new), all)?
         }
+        Command::Explain { run, step, request } => {
+            run::listen_for_ctrl_c()?;
+            run::explain(&run, step.map(Step::new), request.as_deref())?
+        }
         Command::Score(score) => score.run()?,
         Command::Faults(Faults::List) => run::list_faults(),
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,

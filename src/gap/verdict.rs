@@ -7,13 +7,14 @@ mod split;
 mod stale;
 mod wrap;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use self::stale::stale_state;
 use self::wrap::address_wrap;
 use super::blame::blame_requests;
 use super::finding::{Finding, FindingKind};
 use super::floor::worst;
+use super::layers::FirstDifference;
 use super::pair::{Leg, Legs, Pairs, Sequence};
 use super::place::LagScore;
 use crate::base::{BlockId, RequestId, Step};
@@ -44,6 +45,8 @@ pub struct Evidence<'a> {
     pub index_bits: Option<u32>,
     /// Where a model's logits were at hand to find it.
     pub mode: Option<&'a UnlikeMode>,
+    /// Where the two sides' forwards part, of requests whose residual streams were traced.
+    pub layers: Option<&'a HashMap<RequestId, FirstDifference>>,
 }
 
 /// Log-probabilities of another contract than their records state.
@@ -220,6 +223,9 @@ fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> 
         legs.train().name(),
         worst.paired.train.get(),
     );
+    if let Some(first) = evidence.layers.and_then(|layers| layers.get(&worst.request)) {
+        message += &format!("; the two sides part in {first}");
+    }
     // Records that cannot be paired three ways have been refused where they were paired.
     let blamed = match legs {
         Legs::TrainerReference => Vec::new(),

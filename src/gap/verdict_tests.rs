@@ -18,6 +18,7 @@ fn judge(records: &[Rollout], floor: f64, tensors: &[TensorFingerprint]) -> Vec<
         state: None,
         index_bits: None,
         mode: None,
+        layers: None,
     })
 }
 
@@ -297,6 +298,7 @@ fn rules_speak_only_of_legs_that_can_show_them() {
         state: None,
         index_bits: None,
         mode: None,
+        layers: None,
     };
     assert_eq!(kinds(&verdict(&evidence)), [FindingKind::Unexplained]);
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Claim, ReportError};
-use crate::base::Step;
+use crate::base::{RequestId, Step};
 
 /// Every file that a run writes at the top: any of them shows that one has been here, finished or
 /// not, or would be written over.
@@ -172,6 +172,14 @@ impl RunFolder {
     pub fn trace(&self, step: Step) -> Result<[PathBuf; 2], ReportError> {
         let path = self.root.join(TRACE);
         let files = TRACES.map(|extension| path.join(step_name(step, extension)));
+        fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
+        Ok(files)
+    }
+
+    /// A request's story as text and as a page; their folder is made.
+    pub fn explanation(&self, request: RequestId) -> Result<[PathBuf; 2], ReportError> {
+        let path = self.root.join("explain");
+        let files = ["txt", "html"].map(|extension| path.join(format!("{request}.{extension}")));
         fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
         Ok(files)
     }

@@ -15,6 +15,7 @@ pub mod parquet;
 mod rows;
 mod settings;
 mod steps;
+mod story;
 mod summary;
 pub mod sweep;
 pub mod tensorboard;
@@ -29,6 +30,7 @@ pub use json::{write_json, StepLog};
 pub use rows::{read_rows, StepRow};
 pub use settings::{changes, flatten, Change};
 pub use steps::step_ranges;
+pub use story::{write_story, Block, Section, Story};
 pub use summary::Summary;
 pub use trace::{aligned, row_table, write_trace, TraceOf};
 

@@ -1,24 +1,19 @@
 //! `gapscope bisect`: a spike seen again with one lever turned at a time.
-//!
-//! A replay is the run itself from its first step on, without its records: the pool outlives the
-//! steps, so that a later start would not see what the spike came of.
 
 mod levers;
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{ensure, Result};
 use serde::Serialize;
 
 use super::progress::say;
-use super::session::Session;
-use super::{device, interrupt, told};
+use super::replay::{config_of, replay, spike};
+use super::{device, told};
 use crate::base::float::optional::serialize as option_float;
 use crate::base::Step;
 use crate::config::Config;
 use crate::gap::StepGap;
-use crate::report::sweep::read_steps;
 use crate::report::{step_ranges, write_json, RunFolder};
 use levers::{levers, Lever};
 
@@ -77,13 +72,10 @@ struct Table {
 /// or Ctrl-C.
 pub fn bisect(run: &Path, step: Option<Step>, all: bool) -> Result<String> {
     let folder = RunFolder::open(run)?;
-    let path = folder.config();
-    let text =
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let config = Config::from_json(&text, &path.display().to_string())?;
-    let step = spike(&folder, step)?;
+    let config = config_of(&folder)?;
+    let step = spike(&folder, step, "bisect")?;
     say(&format!("{}: step {step} again, as it was", config.name));
-    let (as_it_was, num_blocks) = device::guarded(|| replay(&config, step))?;
+    let (as_it_was, num_blocks) = device::guarded(|| gaps(&config, step))?;
     ensure!(
         as_it_was.last().is_some_and(|gap| gap.spike),
         "step {step} does not spike again with the run's own configuration: its model or its task \
@@ -105,42 +97,24 @@ pub fn bisect(run: &Path, step: Option<Step>, all: bool) -> Result<String> {
     Ok(format!("{}\n{}\n", told_conclusion(&table), out.display()))
 }
 
-/// The step asked for, or the first that spiked.
-fn spike(folder: &RunFolder, asked: Option<Step>) -> Result<Step> {
-    let spikes: Vec<Step> =
-        read_steps(&folder.steps())?.iter().filter(|row| row.spike).map(|row| row.step).collect();
-    let root = folder.root().display();
-    let Some(&first) = spikes.first() else {
-        anyhow::bail!("no step of {root} spiked: there is nothing to bisect");
-    };
-    let step = asked.unwrap_or(first);
-    ensure!(
-        spikes.contains(&step),
-        "step {step} of {root} has no spike: those that have are {}",
-        step_ranges(&spikes, ", ")
-    );
-    Ok(step)
-}
-
 /// Every step's gap up to `until`, and the size of the pool.
-fn replay(config: &Config, until: Step) -> Result<(Vec<StepGap>, u32)> {
-    let mut session = Session::open(config)?;
-    session
-        .warm_start(|step, _| Ok(interrupt::check(|| format!("step {step} of a warm start"))?))?;
-    let mut gaps = Vec::new();
-    for step in (1..=until.get()).map(Step::new) {
-        let mut rollouts = session.generate(step)?;
-        session.score(&mut rollouts)?;
-        gaps.push(session.compare(step, &mut rollouts)?.gap);
-        session.update(&rollouts)?;
-        interrupt::check(|| format!("step {step} of a replay"))?;
-    }
-    let num_blocks = session.engine.pool().num_blocks();
+fn gaps(config: &Config, until: Step) -> Result<(Vec<StepGap>, u32)> {
+    let (mut gaps, mut num_blocks) = (Vec::new(), 0);
+    replay(
+        config,
+        until,
+        |_, _| {},
+        |session, comparison, rollouts| {
+            gaps.push(comparison.gap);
+            num_blocks = session.engine.pool().num_blocks();
+            Ok(rollouts)
+        },
+    )?;
     Ok((gaps, num_blocks))
 }
 
 fn try_lever(lever: &Lever, step: Step, as_it_was: &[StepGap]) -> Result<Row> {
-    let (effect, gap_max) = match device::guarded(|| replay(&lever.config, step)) {
+    let (effect, gap_max) = match device::guarded(|| gaps(&lever.config, step)) {
         Ok((gaps, _)) => (effect(&gaps, as_it_was), largest(&gaps)),
         Err(error) if error.is::<super::Interrupted>() => return Err(error),
         Err(error) => (Effect::CannotRun { error: told(&error) }, None),

@@ -2,6 +2,7 @@
 
 mod evaluation;
 mod floor;
+mod judge;
 mod saved;
 
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub struct Session {
     /// An update that a planted fault has made too early.
     early: Option<Vec<UpdateReport>>,
     /// The width of the state index, once a step's records have shown it.
-    index_bits: Option<u32>,
+    pub(super) index_bits: Option<u32>,
     /// As it was last measured; never in invariant numerics.
     floor: Option<Floor>,
 }
@@ -248,19 +249,8 @@ impl Session {
         for legs in comparisons(&self.config).skip(1) {
             tables.push(alarm.judge(gap::measures(&gap::pair(rollouts, legs)?, floor)));
         }
-        let tensors = self.tensor_fingerprints();
-        let evidence = gap::Evidence {
-            step,
-            rollouts,
-            pairs: &pairs,
-            shift: gap::shift(pairs.bad(floor), floor),
-            floor,
-            tensors: &tensors,
-            state: self.engine.layout().layers.iter().find_map(|place| place.view.state()),
-            index_bits: self.index_bits,
-            mode: None,
-        };
-        let mut findings = if spike { gap::verdict(&evidence) } else { Vec::new() };
+        let judged = || self.judge(step, rollouts, &pairs, self.index_bits, None);
+        let mut findings = if spike { judged() } else { Vec::new() };
         if spike && findings.is_empty() {
             findings.extend(alarm.within_floor(&tables[0], &pairs, &gap));
         }
@@ -380,7 +370,7 @@ pub(super) fn requests(
     (0..).zip(problems).flat_map(of_prompt).collect()
 }
 
-fn sequence(rollout: &Rollout) -> Sequence {
+pub(super) fn sequence(rollout: &Rollout) -> Sequence {
     let done = &rollout.completion;
     let tokens = done.prompt.iter().copied().chain(done.token_ids()).collect();
     Sequence { tokens, prompt_len: done.prompt.len() }

@@ -188,6 +188,7 @@ impl<'a> StepAudit<'a> {
             state: None,
             index_bits: None,
             mode: mode.as_ref(),
+            layers: None,
         });
         let worst = self.gauge.worst().iter().filter(|token| token.gap > 0.0);
         let row = StepRow {

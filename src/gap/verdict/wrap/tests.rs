@@ -36,6 +36,7 @@ fn judge(records: &[Rollout], state: Option<StateView>, index_bits: Option<u32>)
         state,
         index_bits,
         mode: None,
+        layers: None,
     })
 }
 
@@ -341,6 +342,7 @@ fn only_decoded_tokens_can_show_a_wrap() {
                 state,
                 index_bits,
                 mode: None,
+                layers: None,
             };
             let named = kinds(&verdict(&evidence)) == [FindingKind::AddressWrap];
             assert_eq!(named, legs == Legs::DecodeTrainer, "{}", legs.name());
