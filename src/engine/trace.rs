@@ -55,6 +55,8 @@ pub struct TracedRow {
     pub scheduled_tokens: u32,
     pub computed_tokens: u32,
     pub prompt_tokens: u32,
+    /// Whether these tokens reach its last one, so that one is sampled.
+    pub samples: bool,
     /// Its place before the batch was reordered.
     pub place_before: usize,
     /// Whether the reorder took it for a decode.
@@ -213,6 +215,7 @@ fn row(
         scheduled_tokens,
         computed_tokens,
         prompt_tokens,
+        samples: row.samples,
         place_before: row.place_before,
         is_decode_before: in_decode_region(&shape, policy),
         is_decode: row.phase == Phase::Decode,

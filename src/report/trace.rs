@@ -94,6 +94,7 @@ fn row(row: &TracedRow) -> Value {
         "num_scheduled_tokens": row.scheduled_tokens,
         "num_computed_tokens": row.computed_tokens,
         "prompt_tokens": row.prompt_tokens,
+        "samples": row.samples,
         "place_before": row.place_before,
         "is_decode_before": row.is_decode_before,
         "is_decode": row.is_decode,

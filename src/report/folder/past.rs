@@ -116,6 +116,7 @@ mod tests {
         let mut paths = vec![folder.summary(), folder.root().join("notes.txt")];
         for step in steps {
             paths.extend([folder.rollouts(step), folder.tokens(step), folder.checkpoint(step)]);
+            paths.extend(folder.trace(step).unwrap());
         }
         for path in &paths {
             fs::write(path, "").unwrap();
@@ -124,7 +125,7 @@ mod tests {
         assert_eq!(folder.saved_steps().unwrap(), [100_000, 10, 2, 1].map(Step::new));
         folder.drop_after(Step::new(10)).unwrap();
         let left = |path: &&PathBuf| path.exists();
-        assert_eq!(paths.iter().filter(left).count(), paths.len() - 4);
+        assert_eq!(paths.iter().filter(left).count(), paths.len() - 6);
         assert!(!folder.summary().exists() && !folder.final_model().exists());
         folder.keep_checkpoints(2).unwrap();
         assert_eq!(folder.saved_steps().unwrap(), [10, 2].map(Step::new));

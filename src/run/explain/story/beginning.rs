@@ -15,8 +15,7 @@ const QUOTED: usize = 48;
 impl Life<'_> {
     pub(super) fn what_happened(&self) -> String {
         let mut all = vec![self.asked()];
-        let beginnings = self.rows().filter(|(_, row)| row.computed_tokens == 0);
-        for (step, row) in beginnings {
+        for (step, row) in self.beginnings() {
             all.push(self.admitted(step, row));
             all.push(self.began(step, row));
         }
@@ -24,6 +23,11 @@ impl Life<'_> {
         all.push(self.outcome());
         all.retain(|sentence| !sentence.is_empty());
         all.join(" ")
+    }
+
+    /// The first row of each of its lives.
+    fn beginnings(&self) -> impl Iterator<Item = (&TracedStep, &TracedRow)> {
+        self.rows().filter(|(_, row)| row.admission != Admission::Running)
     }
 
     /// Who it is.
@@ -53,7 +57,7 @@ impl Life<'_> {
             _ => "was admitted",
         };
         // Whoever gets less than it needs is the last one to get anything.
-        if own < row.prompt_tokens {
+        if !row.samples {
             format!(
                 "{request} {came} in engine step {} with the {} of budget that the {} of the batch \
                  had left ({taken} of {}).",
@@ -77,18 +81,14 @@ impl Life<'_> {
         if row.state_blocks.is_empty() {
             return String::new();
         }
+        if row.computed_tokens > 0 {
+            return format!("It went on from {} computed before.", row.computed_tokens);
+        }
         if !row.is_decode {
             return "Its first chunk ran as a prefill row, which starts from zero whatever its \
                     blocks hold."
                 .to_owned();
         }
-        let placed = step.before_the_reorder();
-        let prefills = placed[..row.place_before].iter().rev().take_while(|row| !row.is_decode);
-        let split = match self.session.config.engine.batch_split {
-            BatchSplit::IsPrefilling => "is_prefilling",
-            BatchSplit::ComputedTokens => "computed_tokens",
-            BatchSplit::ScheduledTokens => "scheduled_tokens",
-        };
         let blocks = row.state_blocks.iter().map(|held| {
             let left = match held.previous_owner {
                 Some(owner) => format!("{owner} had left {}", self.use_of(step, held.block, owner)),
@@ -97,12 +97,34 @@ impl Life<'_> {
             format!("block {}, where {left}", held.block)
         });
         format!(
+            "{} A decode row reads its state blocks whatever they hold, so it read {}. The rest of \
+             the request goes on from there.",
+            self.taken_for_a_decode(step, row),
+            blocks.collect::<Vec<_>>().join("; "),
+        )
+    }
+
+    /// By which half of the split rule.
+    fn taken_for_a_decode(&self, step: &TracedStep, row: &TracedRow) -> String {
+        let split = match self.session.config.engine.batch_split {
+            BatchSplit::IsPrefilling => "is_prefilling",
+            BatchSplit::ComputedTokens => "computed_tokens",
+            BatchSplit::ScheduledTokens => "scheduled_tokens",
+        };
+        if !row.is_decode_before {
+            return format!(
+                "The reorder knew its row for a first chunk, but the split rule {split} then ran it \
+                 as a decode: it has one token, and no longer row stands before it."
+            );
+        }
+        let placed = step.before_the_reorder();
+        let before = placed[..row.place_before].iter().rev();
+        let prefills = before.take_while(|row| !row.is_decode_before).count();
+        format!(
             "Its row was sorted among the decodes by the split rule {split}, although nothing of it \
              was computed yet: before the reorder is_decode is True for it, after {} for which it \
-             is False. A decode row reads its state blocks whatever they hold, so it read {}. The \
-             rest of the request goes on from there.",
-            counted(prefills.count() as u64, "row"),
-            blocks.collect::<Vec<_>>().join("; "),
+             is False.",
+            counted(prefills as u64, "row"),
         )
     }
 
@@ -159,8 +181,7 @@ impl Life<'_> {
     pub(super) fn blocks(&self) -> String {
         let head = ["block", "holds", "handed out", "before"].map(str::to_owned).to_vec();
         let mut lines = vec![head];
-        let beginnings = self.rows().filter(|(_, row)| row.computed_tokens == 0);
-        for (step, row) in beginnings {
+        for (step, row) in self.beginnings() {
             for (group, held) in row.state_blocks.iter().enumerate() {
                 let before = held.previous_owner.map_or("nobody".to_owned(), |owner| {
                     format!("{owner}: {}", self.use_of(step, held.block, owner))
