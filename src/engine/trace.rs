@@ -67,9 +67,9 @@ pub struct TracedRow {
     pub state_blocks: Vec<StateBlock>,
     /// By attention group.
     pub attn_blocks: Vec<Vec<BlockId>>,
-    /// `[parts][scheduled_tokens]` of the residual stream after each of
+    /// `[parts, scheduled_tokens]`: digests of the residual stream after each of
     /// [`crate::model::Plan::parts`]; empty for rows that are not watched.
-    pub stream: Vec<Vec<u64>>,
+    pub stream: Vec<u64>,
 }
 
 /// Collects a trace while the engine runs.
@@ -157,9 +157,7 @@ impl Watching {
         }
         for x_h in x_th.chunks_exact(self.hidden) {
             if let Some(row) = self.tokens[self.at.1] {
-                let stream = &mut self.step.rows[row].stream;
-                stream.resize(part + 1, Vec::new());
-                stream[part].extend(row_digests(self.hidden, x_h));
+                self.step.rows[row].stream.extend(row_digests(self.hidden, x_h));
             }
             self.at.1 += 1;
         }
@@ -170,12 +168,11 @@ impl TracedStep {
     /// About what it takes in memory.
     fn bytes(&self) -> u64 {
         let of_row = |row: &TracedRow| {
-            let digests: usize = row.stream.iter().map(Vec::len).sum();
             let blocks: usize = row.attn_blocks.iter().map(Vec::len).sum();
             size_of::<TracedRow>()
                 + row.state_blocks.len() * size_of::<StateBlock>()
                 + blocks * size_of::<BlockId>()
-                + digests * size_of::<u64>()
+                + row.stream.len() * size_of::<u64>()
         };
         self.rows.iter().map(of_row).sum::<usize>() as u64
     }

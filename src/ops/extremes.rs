@@ -1,5 +1,7 @@
 //! The range of many values at a glance. What is not finite is counted and stays out of the range.
 
+use super::simd::{vectorized, LANES};
+
 /// Of no values, until some are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Extremes {
@@ -11,16 +13,24 @@ pub struct Extremes {
 
 impl Extremes {
     pub fn add(&mut self, values: &[f32]) {
-        let (mut low, mut high) = self.range.unwrap_or((f32::INFINITY, f32::NEG_INFINITY));
-        let mut non_finite = 0_u64;
-        for &value in values {
-            let finite = value.is_finite();
-            non_finite += u64::from(!finite);
-            low = if finite && value < low { value } else { low };
-            high = if finite && value > high { value } else { high };
-        }
+        let mut lanes = Lanes {
+            low: [f32::INFINITY; LANES],
+            high: [f32::NEG_INFINITY; LANES],
+            non_finite: [0; LANES],
+        };
+        vectorized(
+            #[inline(always)]
+            || {
+                let (whole, rest) = values.as_chunks::<LANES>();
+                whole.iter().for_each(|values| lanes.look(values));
+                lanes.look(rest);
+            },
+        );
+        let (low, high) = self.range.unwrap_or((f32::INFINITY, f32::NEG_INFINITY));
+        let low = lanes.low.into_iter().fold(low, f32::min);
+        let high = lanes.high.into_iter().fold(high, f32::max);
         self.range = (low <= high).then_some((low, high));
-        self.non_finite += non_finite;
+        self.non_finite += lanes.non_finite.iter().map(|&count| u64::from(count)).sum::<u64>();
     }
 
     pub fn merge(&mut self, other: &Self) {
@@ -28,6 +38,25 @@ impl Extremes {
             self.add(&[low, high]);
         }
         self.non_finite += other.non_finite;
+    }
+}
+
+/// A column each, folded at the end: neither minimum nor maximum depends on the order.
+struct Lanes {
+    low: [f32; LANES],
+    high: [f32; LANES],
+    non_finite: [u32; LANES],
+}
+
+impl Lanes {
+    #[inline(always)]
+    fn look(&mut self, values: &[f32]) {
+        for (i, &value) in values.iter().enumerate() {
+            let finite = value.is_finite();
+            self.non_finite[i] += u32::from(!finite);
+            self.low[i] = if finite && value < self.low[i] { value } else { self.low[i] };
+            self.high[i] = if finite && value > self.high[i] { value } else { self.high[i] };
+        }
     }
 }
 
@@ -43,6 +72,7 @@ mod tests {
             (&[nan, inf, -inf], None, 3),
             (&[2.0, nan, -1.0, 0.5], Some((-1.0, 2.0)), 1),
             (&[0.0], Some((0.0, 0.0)), 0),
+            (&[[nan; 20], [3.0; 20]].concat(), Some((3.0, 3.0)), 20),
         ] {
             let mut found = Extremes::default();
             found.add(values);

@@ -8,13 +8,14 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use serde_json::{json, Value};
+use serde::Serialize;
+use serde_json::json;
 
 use super::disk::write_pieces;
 use super::ReportError;
-use crate::base::{JsonFloat, Step};
+use crate::base::{BlockId, EngineStep, Generation, LayerId, RequestId, Step};
 use crate::engine::{Trace, TracedRow, TracedStep};
-use crate::model::Part;
+use crate::model::{Part, PartKind};
 use crate::ops::extremes::Extremes;
 
 /// How the engine's layers are called in a trace.
@@ -31,7 +32,7 @@ pub struct TraceOf<'a> {
 pub fn write_trace(txt: &Path, jsonl: &Path, of: &TraceOf<'_>) -> Result<(), ReportError> {
     let parts: Vec<String> = of.parts.iter().map(Part::to_string).collect();
     let head = json!({ "schema": 1, "step": of.step, "parts": parts }).to_string() + "\n";
-    let lines = of.trace.steps.iter().map(|step| object(of.parts, step).to_string() + "\n");
+    let lines = of.trace.steps.iter().map(|step| line(of.parts, step));
     let cut = |left_out| json!({ "engine_steps_left_out": left_out }).to_string() + "\n";
     write_bounded(jsonl, of, head, lines, cut)?;
     let head = format!("step {}: the batches as the engine saw them\n", of.step);
@@ -62,48 +63,84 @@ fn write_bounded(
     write_pieces(path, kept.iter().map(String::as_bytes))
 }
 
-fn object(parts: &[Part], step: &TracedStep) -> Value {
-    let written = layers(parts).zip(&step.written).map(|(part, extremes)| {
-        let (low, high) = bounds(extremes);
-        let (layer, kind) = (part.layer, part.kind);
-        json!({ "layer": layer, "kind": kind, "min": low, "max": high,
-                "non_finite": extremes.non_finite })
-    });
-    json!({
-        "engine_step": step.engine_step,
-        "budget": step.budget,
-        "waiting": step.waiting,
-        "preempted": step.preempted,
-        "rows": step.rows.iter().map(row).collect::<Vec<_>>(),
-        "written": written.collect::<Vec<_>>(),
-    })
+/// One engine step as a line of the `.jsonl`.
+#[derive(Serialize)]
+struct Line<'a> {
+    engine_step: EngineStep,
+    budget: u32,
+    waiting: usize,
+    preempted: &'a [RequestId],
+    rows: Vec<Row<'a>>,
+    written: Vec<Written>,
 }
 
-fn row(row: &TracedRow) -> Value {
-    let column = |of: fn(&crate::engine::StateBlock) -> Value| -> Vec<Value> {
-        row.state_blocks.iter().map(of).collect()
+#[derive(Serialize)]
+struct Row<'a> {
+    request: RequestId,
+    num_scheduled_tokens: u32,
+    num_computed_tokens: u32,
+    prompt_tokens: u32,
+    samples: bool,
+    place_before: usize,
+    is_decode_before: bool,
+    is_decode: bool,
+    state_blocks: Vec<BlockId>,
+    state_block_generations: Vec<Generation>,
+    state_block_previous_owners: Vec<Option<RequestId>>,
+    attn_blocks: &'a [Vec<BlockId>],
+    stream: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Written {
+    layer: Option<LayerId>,
+    kind: PartKind,
+    min: Option<f32>,
+    max: Option<f32>,
+    non_finite: u64,
+}
+
+fn line(parts: &[Part], step: &TracedStep) -> String {
+    let written = |(part, extremes): (&Part, &Extremes)| Written {
+        layer: part.layer,
+        kind: part.kind,
+        min: extremes.range.map(|(low, _)| low),
+        max: extremes.range.map(|(_, high)| high),
+        non_finite: extremes.non_finite,
     };
-    let hex = |digests: &Vec<u64>| -> String {
-        digests.iter().fold(String::new(), |mut text, digest| {
+    let line = Line {
+        engine_step: step.engine_step,
+        budget: step.budget,
+        waiting: step.waiting,
+        preempted: &step.preempted,
+        rows: step.rows.iter().map(row).collect(),
+        written: layers(parts).zip(&step.written).map(written).collect(),
+    };
+    serde_json::to_string(&line).expect("a trace is plain data") + "\n"
+}
+
+fn row(row: &TracedRow) -> Row<'_> {
+    let hex = |digests: &[u64]| -> String {
+        digests.iter().fold(String::with_capacity(16 * digests.len()), |mut text, digest| {
             write!(text, "{digest:016x}").expect("a string grows");
             text
         })
     };
-    json!({
-        "request": row.request,
-        "num_scheduled_tokens": row.scheduled_tokens,
-        "num_computed_tokens": row.computed_tokens,
-        "prompt_tokens": row.prompt_tokens,
-        "samples": row.samples,
-        "place_before": row.place_before,
-        "is_decode_before": row.is_decode_before,
-        "is_decode": row.is_decode,
-        "state_blocks": column(|held| json!(held.block)),
-        "state_block_generations": column(|held| json!(held.generation)),
-        "state_block_previous_owners": column(|held| json!(held.previous_owner)),
-        "attn_blocks": row.attn_blocks,
-        "stream": row.stream.iter().map(hex).collect::<Vec<_>>(),
-    })
+    Row {
+        request: row.request,
+        num_scheduled_tokens: row.scheduled_tokens,
+        num_computed_tokens: row.computed_tokens,
+        prompt_tokens: row.prompt_tokens,
+        samples: row.samples,
+        place_before: row.place_before,
+        is_decode_before: row.is_decode_before,
+        is_decode: row.is_decode,
+        state_blocks: row.state_blocks.iter().map(|held| held.block).collect(),
+        state_block_generations: row.state_blocks.iter().map(|held| held.generation).collect(),
+        state_block_previous_owners: row.state_blocks.iter().map(|h| h.previous_owner).collect(),
+        attn_blocks: &row.attn_blocks,
+        stream: row.stream.chunks_exact(row.scheduled_tokens as usize).map(hex).collect(),
+    }
 }
 
 /// A layer's mixer each: it has the cache.
@@ -112,11 +149,6 @@ fn layers(parts: &[Part]) -> impl Iterator<Item = &Part> {
     parts
         .iter()
         .filter(move |part| part.layer.is_some() && last.replace(part.layer) != Some(part.layer))
-}
-
-fn bounds(extremes: &Extremes) -> (Option<JsonFloat>, Option<JsonFloat>) {
-    let float = |value: f32| JsonFloat(f64::from(value));
-    (extremes.range.map(|(low, _)| float(low)), extremes.range.map(|(_, high)| float(high)))
 }
 
 /// One engine step for people.
@@ -209,8 +241,9 @@ pub fn aligned(lines: Vec<Vec<String>>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
-    use crate::base::EngineStep;
 
     #[test]
     fn a_file_keeps_to_its_bound_and_says_what_it_left_out() {
@@ -224,7 +257,7 @@ mod tests {
         };
         let mut trace = Trace::default();
         trace.steps = (1..=5).map(step).collect();
-        let line = object(&[], &trace.steps[0]).to_string().len() as u64 + 1;
+        let line = line(&[], &trace.steps[0]).len() as u64;
         let folder = tempfile::tempdir().unwrap();
         let (txt, jsonl) = (folder.path().join("a.txt"), folder.path().join("a.jsonl"));
         for (max_bytes, cut, lines, left_out) in

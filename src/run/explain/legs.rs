@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::super::session::{sequence, Session};
 use crate::base::{Position, RequestId, TokenId};
-use crate::engine::{Feed, Phase, Scratch, Seen, Trace};
+use crate::engine::{Feed, Phase, Scratch, Seen, Trace, TracedRow};
 use crate::gap::{first_difference, FirstDifference, StreamRow};
 use crate::model::row_digests;
 use crate::rollout::Rollout;
@@ -38,9 +38,9 @@ impl Streams {
         }
         Ok(Self {
             decode: decoded(trace, rollout.completion.id),
-            prefill: rows(0, &prefill),
-            forced: rows(0, &forced),
-            trainer: rows(0, &trainer),
+            prefill: rows(0, tokens.len(), &prefill.concat()),
+            forced: rows(0, tokens.len(), &forced.concat()),
+            trainer: rows(0, tokens.len(), &trainer.concat()),
         })
     }
 
@@ -79,15 +79,16 @@ fn fed(
 
 fn decoded(trace: &Trace, request: RequestId) -> Vec<StreamRow> {
     let of_request = trace.steps.iter().filter_map(|step| step.row_of(request));
-    of_request.flat_map(|row| rows(row.computed_tokens, &row.stream)).collect()
+    let of_row =
+        |row: &TracedRow| rows(row.computed_tokens, row.scheduled_tokens as usize, &row.stream);
+    of_request.flat_map(of_row).collect()
 }
 
-/// From `[parts][tokens]`, the first of which is at position `first`.
-fn rows(first: u32, stream: &[Vec<u64>]) -> Vec<StreamRow> {
-    let tokens = stream.first().map_or(0, Vec::len);
+/// From `[parts, tokens]`, the first of which is at position `first`.
+fn rows(first: u32, tokens: usize, stream: &[u64]) -> Vec<StreamRow> {
     let row = |token: usize| StreamRow {
         position: Position::new(first + token as u32),
-        parts: stream.iter().map(|part| part[token]).collect(),
+        parts: stream.chunks_exact(tokens).map(|part| part[token]).collect(),
     };
     (0..tokens).map(row).collect()
 }

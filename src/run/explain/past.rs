@@ -62,7 +62,7 @@ impl Past {
                 last: *last,
             })
         };
-        spans.iter().filter(|span| span.life.engine_step < before).filter_map(of_span).last()
+        spans.iter().filter(|span| span.life.engine_step < before).filter_map(of_span).next_back()
     }
 }
 
