@@ -109,6 +109,23 @@ fn what_is_wrong_behind_the_last_layer_is_the_head() {
     );
 }
 
+/// Planted after the middle one of four layers, in the decode rows of a step's first request.
+#[test]
+fn one_ulp_in_one_layer_of_one_request_is_found_with_its_layer() {
+    let run = Run::small(&["engine.faults=[\"layer_ulp\"]", "trainer.update=none"]);
+    let text = explain(run.root(), &[]);
+    says(
+        &text,
+        &[
+            "request s1.p0.r0: where it went wrong",
+            "Its forward parts from the trainer's in layer 2 (mlp) at position",
+            "decode against forced decode layer 2 (mlp)",
+            "prefill against trainer nothing: equal after every layer",
+            "all other requests of the step are clean",
+        ],
+    );
+}
+
 #[test]
 fn what_cannot_be_explained_is_refused() {
     let run = Run::of("experiments/imposter_request.toml", &["steps=2"]);

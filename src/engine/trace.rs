@@ -144,7 +144,7 @@ impl Watching {
             Seen::Written { layer, row, extremes } => {
                 let written = &mut self.step.written;
                 written.resize(written.len().max(layer + 1), Extremes::default());
-                if !self.step.rows[row].stream.is_empty() {
+                if self.step.rows.get(row).is_some_and(|row| !row.stream.is_empty()) {
                     written[layer].merge(&extremes);
                 }
             }
@@ -156,7 +156,8 @@ impl Watching {
             self.at = (part, 0);
         }
         for x_h in x_th.chunks_exact(self.hidden) {
-            if let Some(row) = self.tokens[self.at.1] {
+            // Padding has tokens beyond the rows'.
+            if let Some(&Some(row)) = self.tokens.get(self.at.1) {
                 self.step.rows[row].stream.extend(row_digests(self.hidden, x_h));
             }
             self.at.1 += 1;

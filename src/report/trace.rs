@@ -18,7 +18,7 @@ use crate::engine::{Trace, TracedRow, TracedStep};
 use crate::model::{Part, PartKind};
 use crate::ops::extremes::Extremes;
 
-/// How the engine's layers are called in a trace.
+/// A step's trace, and what it takes to write it down.
 #[derive(Clone, Copy, Debug)]
 pub struct TraceOf<'a> {
     pub step: Step,

@@ -121,8 +121,9 @@ fn again(
         let Some(index) = found else { bail!("step {} has no request {request}", request.step) };
         session.score_all_legs(&mut rollouts, &[index])?;
         let streams = Streams::of(session, &rollouts[index], &trace)?;
+        let floor = session.floor(comparison.pairs.tokens().count() as u64);
         let bad = [Legs::DecodeTrainer, Legs::PrefillTrainer]
-            .map(|legs| first_bad(&rollouts[index], legs, session.floor()));
+            .map(|legs| first_bad(&rollouts[index], legs, floor));
         let parted = streams.parted(session, bad);
         told = Some(tell(&Life {
             folder,

@@ -71,8 +71,13 @@ impl Life<'_> {
         &self.comparison.pairs.sequences[self.index]
     }
 
+    /// Of the step's tokens, nats.
+    fn floor(&self) -> f64 {
+        self.session.floor(self.comparison.pairs.tokens().count() as u64)
+    }
+
     fn is_bad(&self) -> bool {
-        self.sequence().is_bad(self.session.floor())
+        self.sequence().is_bad(self.floor())
     }
 
     /// The engine steps it was in, each with its own row.

@@ -13,7 +13,7 @@ use crate::report::{aligned, Block};
 impl Life<'_> {
     /// How it ended, in a sentence.
     pub(super) fn outcome(&self) -> String {
-        let (floor, sequence) = (self.session.floor(), self.sequence());
+        let (floor, sequence) = (self.floor(), self.sequence());
         let compared = counted(sequence.tokens.len() as u64, "compared token");
         let Some(first) = sequence.first_bad(floor) else {
             return match floor {
@@ -43,7 +43,7 @@ impl Life<'_> {
     }
 
     pub(super) fn first_bad_token(&self) -> Option<String> {
-        let (done, floor) = (self.done(), self.session.floor());
+        let (done, floor) = (self.done(), self.floor());
         let first = self.sequence().first_bad(floor)?;
         let sampled = &done.tokens[first.index()];
         let text = |to: CompletionIndex| {
@@ -78,7 +78,7 @@ impl Life<'_> {
     /// Every leg at the first bad token, the largest difference of each pair, and whose fault it is.
     pub(super) fn legs(&self) -> Result<Vec<Block>> {
         let own = std::slice::from_ref(&self.rollouts[self.index]);
-        let at = self.sequence().first_bad(self.session.floor()).unwrap_or_default();
+        let at = self.sequence().first_bad(self.floor()).unwrap_or_default();
         let legs = [
             ("decode", Some(self.done().tokens[at.index()].logp)),
             ("prefill", self.leg(|rollout| rollout.prefill.as_ref(), at)),
@@ -101,7 +101,7 @@ impl Life<'_> {
             lines.push(vec![pair, gap]);
         }
         blocks.push(Block::Table(aligned(lines)));
-        if let Some((_, blame)) = gap::blame_requests(own, self.session.floor())?.first() {
+        if let Some((_, blame)) = gap::blame_requests(own, self.floor())?.first() {
             blocks.push(Block::Text(format!("Three-way check: {blame}.")));
         }
         Ok(blocks)
@@ -130,6 +130,8 @@ impl Life<'_> {
         let Life { session, comparison, rollouts, .. } = self;
         let known = self.index_bits;
         let all = session.judge(comparison.step, rollouts, &comparison.pairs, known, Some(&layers));
+        // A spike by its means alone has no request over the floor.
+        let all = if all.is_empty() { comparison.findings.clone() } else { all };
         let mut of_request: Vec<String> = all
             .iter()
             .filter(|finding| finding.requests.contains(&self.request()))
