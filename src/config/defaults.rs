@@ -23,7 +23,7 @@ pub fn defaults_text() -> String {
 }
 
 fn write_key(out: &mut String, key: &Key) -> std::fmt::Result {
-    writeln!(out, "# {}", key.meaning)?;
+    writeln!(out, "# {}", key.meaning.replace('\n', "\n# "))?;
     write!(out, "# Takes {}.", key.kind.allowed())?;
     if !key.elsewhere.is_empty() {
         write!(out, " Elsewhere: {}.", key.elsewhere)?;

@@ -149,8 +149,9 @@ keys! {
         "Sends every row through the prefill kernels, one-token rows too.";
     "engine.numerics", Kind::OneOf(&["invariant", "fast"]), Is("\"invariant\""),
         "vLLM VLLM_BATCH_INVARIANT",
-        "Whether a row's bits depend on that row alone, in engine and trainer. fast: library products and \
-         a tiled scan, whose healthy gap is measured and called the floor.";
+        "Whether a row's bits depend on that row alone, in engine and trainer. fast: a library's
+\
+         products and a scan in tiles; what they differ by is measured, and is the floor.";
     "engine.faults", Kind::SomeOf(ENGINE_FAULTS), Is("[]"), "",
         "Faults planted in the engine, to see them found: gapscope faults list tells of each.";
 
@@ -255,9 +256,9 @@ keys! {
     "check.thresholds",
         Kind::OneOf(&["floor", "nemo_rl", "prime_rl", "slime", "miles", "exact"]),
         Is("\"floor\""), "",
-        "Which steps are spikes. floor: a |d| over the floor; nemo_rl: k3_mean > 1e-3 or \
-         token_mult_prob_error > 1.05; prime_rl: k3_mean > 0.015; slime: mean |d| > 0.1; miles: \
-         |mean d| > 0.03; exact: max |d| > 0. A non-finite logprob always is one.";
+        "Which steps are spikes, and have findings. floor: a |d| over the floor; nemo_rl: k3_mean\n\
+         > 1e-3 or token_mult_prob_error > 1.05; prime_rl: k3_mean > 0.015; slime: mean |d| > 0.1;\n\
+         miles: |mean d| > 0.03; exact: max |d| > 0. A non-finite logprob makes one in each.";
     "check.greedy_eval_prompts", COUNT_OR_NONE, Is("0"), "",
         "Problems answered greedily after the last step: sums drawn apart, or a file's first rows.";
 

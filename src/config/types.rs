@@ -94,6 +94,7 @@ pub struct EngineConfig {
     pub free_list: FreeListOrder,
     pub logprobs_mode: LogprobsMode,
     pub force_prefill: bool,
+    #[serde(default)]
     pub numerics: Arithmetic,
     /// Planted faults, by name (`engine.faults`), for `gapscope faults` and the tests.
     pub faults: Vec<Fault>,
@@ -273,6 +274,7 @@ pub enum LossAggregation {
 pub struct CheckConfig {
     /// `decode` and `trainer` are always among them.
     pub legs: Vec<Leg>,
+    #[serde(default)]
     pub thresholds: Thresholds,
     /// Problems answered greedily after the last step; 0 for none.
     pub greedy_eval_prompts: u32,

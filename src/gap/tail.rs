@@ -1,11 +1,15 @@
 //! The floor: how large a |d| healthy arithmetic reaches among so many tokens.
 //!
 //! A maximum grows with the number of tokens that it is taken over, so a floor is stated for a
-//! number of tokens. Healthy gaps are measured, and their tail is taken to fall off exponentially
-//! beyond a high quantile, which is no faster than rounding errors do: they are sums of many small
-//! terms. Then the largest of n gaps is over u + b·(ln(n·p) + m) with probability e^-m, where u is
-//! the quantile, p the share of gaps over it and b their mean excess (the maximum of n exponential
-//! variables, as in peaks over threshold: Pickands 1975).
+//! number of tokens. Healthy gaps are measured, and what is over a high quantile of them is taken
+//! to fall off as a generalised Pareto tail does (peaks over threshold: Pickands 1975), a little
+//! slower than exponentially: rounding errors are sums of many small terms, but of another size
+//! from token to token. The largest of n gaps is over
+//!
+//! u + b/s·((n·p·m)^s - 1)
+//!
+//! in one step of m, where u is the quantile, p the share of gaps over it, b their mean excess and
+//! s the tail's shape.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +17,11 @@ use super::stats;
 
 /// Beyond which quantile the tail begins.
 const TAIL_FROM: f64 = 0.9;
-/// m: one healthy step in a million goes over its floor.
-const MARGIN: f64 = 13.8;
+/// s. Some 2,000 gaps are too few to measure it. Of 98,304 gaps of a tiny bf16 Jamba those over the
+/// 0.99 quantile had 0.08, those over the 0.999 quantile 0.12; 0 is the exponential.
+const SHAPE: f64 = 0.1;
+/// m: one healthy step in so many goes over its floor.
+const STEPS: f64 = 1e4;
 /// The mean excess is raised by so many of its own standard errors.
 const STANDARD_ERRORS: f64 = 2.0;
 /// The least mean excess: one step of f32 for log-probabilities of 8 to 16 nats. What was measured
@@ -59,10 +66,14 @@ impl Floor {
     #[must_use]
     pub fn of(&self, n_tokens: u64) -> f64 {
         let Some(Tail { from, share, mean_excess }) = self.0 else { return 0.0 };
-        // Fewer tokens than reach the tail are held to where it begins.
-        let in_tail = (n_tokens as f64 * share).max(1.0);
-        from + mean_excess * (in_tail.ln() + MARGIN)
+        from + mean_excess * excesses(n_tokens as f64 * share)
     }
+}
+
+/// What the largest of so many gaps in the tail reaches in `STEPS` steps, in mean excesses. Less
+/// than one gap is held to what one reaches.
+fn excesses(in_tail: f64) -> f64 {
+    ((in_tail.max(1.0) * STEPS).powf(SHAPE) - 1.0) / SHAPE
 }
 
 #[cfg(test)]
@@ -76,12 +87,11 @@ mod tests {
         // u = 0.9001, 100 gaps over it of mean excess 0.0504, raised by 2/10.
         let mean_excess = 0.0504 * 1.2;
         for (n, in_tail) in [(0, 1.0), (1, 1.0), (10, 1.0), (100, 10.0), (1600, 160.0_f64)] {
-            let want = 0.9001 + mean_excess * (in_tail.ln() + MARGIN);
+            // (10^4)^0.1 = 2.5119.
+            let want = 0.9001 + mean_excess * 10.0 * (2.511_886_431_5 * in_tail.powf(0.1) - 1.0);
             assert!((floor.of(n) - want).abs() < 1e-9, "{n}: {} {want}", floor.of(n));
         }
-        // 16 times the tokens: b ln 16 more.
-        let more = floor.of(1600) - floor.of(100);
-        assert!((more - mean_excess * 16_f64.ln()).abs() < 1e-12, "{more}");
+        assert!(floor.of(1600) > floor.of(100) + mean_excess * 16_f64.ln());
         assert_eq!((Floor::EXACT.of(1), Floor::EXACT.of(u64::MAX)), (0.0, 0.0));
     }
 
@@ -93,13 +103,13 @@ mod tests {
             ("all equal", vec![0.0; 50]),
         ] {
             let floor = Floor::measured(&gaps);
-            assert!((floor.of(1) - GRID * MARGIN).abs() < 1e-18, "{what}: {}", floor.of(1));
+            assert!((floor.of(1) - GRID * excesses(1.0)).abs() < 1e-18, "{what}: {}", floor.of(1));
         }
         let one = Floor::measured(&[0.5, f64::NAN]);
-        assert!((one.of(1) - 0.5 - GRID * MARGIN).abs() < 1e-15, "{}", one.of(1));
+        assert!((one.of(1) - 0.5 - GRID * excesses(1.0)).abs() < 1e-15, "{}", one.of(1));
     }
 
-    /// 2,000 healthy steps of 4,096 normal errors whose scale differs from token to token, against
+    /// 200 healthy steps of 4,096 normal errors whose scale differs from token to token, against
     /// the floor of 2,048 such tokens: none is over it, and it is not out of reach.
     #[test]
     fn healthy_steps_stay_under_the_floor_of_other_tokens() {
