@@ -256,9 +256,11 @@ keys! {
     "check.thresholds",
         Kind::OneOf(&["floor", "nemo_rl", "prime_rl", "slime", "miles", "exact"]),
         Is("\"floor\""), "",
-        "Which steps are spikes, and have findings. floor: a |d| over the floor; nemo_rl: k3_mean\n\
-         > 1e-3 or token_mult_prob_error > 1.05; prime_rl: k3_mean > 0.015; slime: mean |d| > 0.1;\n\
-         miles: |mean d| > 0.03; exact: max |d| > 0. A non-finite logprob makes one in each.";
+        "Which steps are spikes, and have findings. floor: a |d| over the floor; nemo_rl:\n\
+         k3_mean > 1e-3 or token_mult_prob_error > 1.05; prime_rl: k3_mean > 0.015; slime:\n\
+         mean |d| > 0.1; miles: |mean d| > 0.03; exact: max |d| > 0. A non-finite logprob makes\n\
+         one in each.";
+
     "check.greedy_eval_prompts", COUNT_OR_NONE, Is("0"), "",
         "Problems answered greedily after the last step: sums drawn apart, or a file's first rows.";
 

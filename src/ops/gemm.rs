@@ -1,7 +1,6 @@
-//! Matrix products. Invariant ones have one order: for every output, the inner index ascends in a single f32
-//! accumulator, multiply and add rounded separately. The bits of an output depend on its own row
-//! and column alone, so any batch, split or tile gives the same. Fast ones are
-//! a library's.
+//! Matrix products. Invariant ones have one order: for every output, the inner index ascends in a
+//! single f32 accumulator, multiply and add rounded separately. The bits of an output depend on its
+//! own row and column alone, so any batch, split or tile gives the same. Fast ones are a library's.
 //!
 //! Shape letters: M rows of activations, N outputs, K inner.
 

@@ -115,8 +115,8 @@ impl Scan {
         self.a_dn.len()
     }
 
-    /// y[T, D]; the state advances by T rows, rounded to `state_dtype` after each where arithmetic is
-    /// invariant, after the last where it is fast.
+    /// y[T, D]; the state advances by T rows, rounded to `state_dtype` after each in invariant
+    /// arithmetic, after the last in fast.
     pub fn forward(
         &self,
         h_dn: &mut [f32],

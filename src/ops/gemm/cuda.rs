@@ -66,8 +66,9 @@ fn grid(rows: u64, columns: u64) -> (u32, u32) {
     (blocks.0 as u32, blocks.1 as u32)
 }
 
-/// y[M, N] = round(x[M, K] · Wᵀ + bias). Where the weight is bf16, x must hold bf16 values, and fast
-/// arithmetic takes the library's first choice, whose order changes with M; f32 has one kernel.
+/// y[M, N] = round(x[M, K] · Wᵀ + bias). Where the weight is bf16, x must hold bf16 values,
+/// and fast arithmetic takes the library's first choice, whose order changes with M. f32 has one
+/// kernel.
 pub fn forward(
     gpu: &Gpu,
     x_mk: &CudaView<'_, f32>,
