@@ -89,6 +89,12 @@ pub enum Command {
     /// The faults that can be planted, to see each found and named
     #[command(subcommand)]
     Faults(Faults),
+    /// Verdicts on the evidence of steps (check.evidence = true) by nothing but that evidence
+    Judge {
+        /// Evidence that runs have left: RUN/evidence/step-NNNNN.json
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+    },
     /// Throughput of generate, score and train
     Bench {
         #[command(flatten)]

@@ -105,6 +105,7 @@ fn execute(command: Command) -> Result<Done> {
             run::explain(&run, step.map(Step::new), request.as_deref())?
         }
         Command::Score(score) => score.run()?,
+        Command::Judge { files } => run::judge(&files)?,
         Command::Faults(Faults::List) => run::list_faults(),
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,
         Command::Model(Model::Inspect { model, set }) => {

@@ -32,6 +32,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
         check: CheckConfig {
             legs: legs(source),
             thresholds: source.get("check.thresholds"),
+            evidence: source.get("check.evidence"),
             greedy_eval_prompts: source.get("check.greedy_eval_prompts"),
         },
         checkpoint: checkpoint(source),

@@ -45,6 +45,26 @@ pub enum Fault {
     ScoreAfterUpdate,
     /// The trainer's first weight of the final norm is moved by one unit in the last place.
     TrainerWeightUlp,
+    /// Scoring fills sequences up in front to the longest of their pack, and Mamba layers take the
+    /// padding for tokens.
+    PadsEnterState,
+    /// Scoring's Mamba layers take a whole pack for one sequence.
+    NoDocumentReset,
+    /// Scoring counts a sequence's positions from where its padding would begin.
+    PositionOffset,
+    /// Scoring drops a tenth of the embedded values, others in every pass.
+    Dropout,
+    /// The trainer's log-probabilities stand one place to the left.
+    ShiftedLogprobs,
+    /// The trainer's side knows the first of the model's end ids alone, and masks completions that
+    /// do not end in it.
+    OneEndToken,
+    /// Scoring sums a softmax's normaliser in as many parts as there are sequences in its pack.
+    BatchDependentReduction,
+    /// The engine records log-probabilities after temperature, whatever its mode says.
+    UnlabelledTemperature,
+    /// The engine records log-probabilities over what the filters keep, whatever its mode says.
+    UnlabelledFilters,
 }
 
 impl Fault {
@@ -211,14 +231,46 @@ catalogue! {
         "A tied head is a copy that updates do not reach.",
         "Every request from the first update on; the fingerprint of lm_head.weight alone differs.",
         "trainer.update = \"none\"";
+    "K13" "pads_enter_state" Trainer, Planted::Fault(Fault::PadsEnterState),
+        "Padding in front of a sequence feeds convolution and scan.",
+        "A gap in all but the longest sequences of a pack; none where one is scored alone.",
+        "trainer.max_tokens_per_chunk = 1";
+    "K14" "no_document_reset" Trainer, Planted::Fault(Fault::NoDocumentReset),
+        "Convolution and scan run on from one packed sequence into the next.",
+        "A gap in all but the first sequences of a pack; none where the trainer scores one alone.",
+        "trainer.max_tokens_per_chunk = 1";
+    "K15" "position_offset" Trainer, Planted::Fault(Fault::PositionOffset),
+        "Positions are counted from where the padding begins.",
+        "Rotary models are off by less than 1e-5, models without positions not at all.",
+        "trainer.max_tokens_per_chunk = 1";
+    "K16" "dropout" Trainer, Planted::Fault(Fault::Dropout),
+        "Dropout is on while the trainer scores.",
+        "Every request has a gap, and the same batch scored twice has two answers.",
+        "none of the engine's knobs";
+    "K17" "shifted_logprobs" Trainer, Planted::Fault(Fault::ShiftedLogprobs),
+        "The trainer's log-probabilities stand one place to the left.",
+        "Large gaps at any load; none at a lag of one.",
+        "none of the engine's knobs";
     "K17" "off_by_one" Trainer, Dump,
         "Mask and trainer's log-probabilities stand one place to the left.",
         "Large gaps at any load; none at a lag of one.",
         "none of the engine's knobs";
+    "K18" "one_end_token" Trainer, Planted::Fault(Fault::OneEndToken),
+        "The trainer's side knows one of several end ids and masks the rest as cut off.",
+        "No gap; completions that the engine ended count for nothing.",
+        "rollout.ignore_eos = true";
+    "K19" "unlabelled_temperature" HandOver, Planted::Fault(Fault::UnlabelledTemperature),
+        "The engine's log-probabilities are after temperature and said to be raw.",
+        "A gap whose sign follows the token's rank; a refit finds the temperature.",
+        "rollout.temperature = 1";
     "K19" "temperature_on_one_side" HandOver, Dump,
         "The engine's log-probabilities are from before temperature, the trainer's from after.",
         "A gap whose sign follows the token's rank; a refit finds the temperature.",
         "rollout.temperature = 1";
+    "K20" "unlabelled_filters" HandOver, Planted::Fault(Fault::UnlabelledFilters),
+        "The engine's log-probabilities are over the kept tokens and said to be raw.",
+        "All kept tokens of a place differ by the log of the kept mass.",
+        "rollout.top_p = 1, top_k = 0, min_p = 0";
     "K20" "filters_on_one_side" HandOver, Dump,
         "The engine renormalises over the kept tokens, the trainer over all.",
         "All kept tokens of a place differ by the log of the kept mass.",
@@ -235,6 +287,10 @@ catalogue! {
         "A model's config or a dump holds a bare Infinity or NaN, which JSON has no word for.",
         "It is read, or named with line and field.",
         "files of strict JSON";
+    "K24" "batch_dependent_reduction" Trainer, Planted::Fault(Fault::BatchDependentReduction),
+        "The order in which the trainer sums a normaliser follows the size of its pack.",
+        "Gaps of a few last places; the same batch again has none, one sequence alone has none.",
+        "trainer.max_tokens_per_chunk = 1";
     "K25" "gate_renormalised" Engine, Planted::Fault(Fault::GateRenormalised),
         "The weights of a token's experts are divided by their sum; the experts are the same.",
         "Every request of a model with experts, from the first layer with experts on.",

@@ -261,6 +261,9 @@ keys! {
          mean |d| > 0.1; miles: |mean d| > 0.03; exact: max |d| > 0. A non-finite logprob makes\n\
          one in each.";
 
+    "check.evidence", Kind::Bool, Is("false"), "",
+        "Whether each step with a finding leaves evidence/step-NNNNN.json for gapscope judge.";
+
     "check.greedy_eval_prompts", COUNT_OR_NONE, Is("0"), "",
         "Problems answered greedily after the last step: sums drawn apart, or a file's first rows.";
 

@@ -276,6 +276,8 @@ pub struct CheckConfig {
     pub legs: Vec<Leg>,
     #[serde(default)]
     pub thresholds: Thresholds,
+    /// Whether each step with a finding leaves its evidence as a file.
+    pub evidence: bool,
     /// Problems answered greedily after the last step; 0 for none.
     pub greedy_eval_prompts: u32,
 }

@@ -1,6 +1,6 @@
 //! What goes into the engine and what comes out of it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::base::{
     BlockId, Contract, EngineStep, Generation, LogProb, RequestId, TokenId, WeightVersion,
@@ -18,7 +18,7 @@ pub struct GenerationRequest {
 }
 
 /// Through which kernels the row ran that produced a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     Prefill,
@@ -35,7 +35,7 @@ impl Phase {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
     /// An end-of-sequence token.
@@ -55,7 +55,7 @@ impl FinishReason {
 }
 
 /// One sampled token and the batch row that produced it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledToken {
     pub token: TokenId,
     /// Under the completion's contract.
@@ -75,7 +75,7 @@ pub struct SampledToken {
 
 /// What a request went through from taking its blocks to giving them back: once, and once more
 /// after every preemption, when it computes everything again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
     /// In which its first row ran.
     pub engine_step: EngineStep,
@@ -93,7 +93,7 @@ pub struct Life {
 }
 
 /// One state block a request held, as it was when the request took it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateBlock {
     pub block: BlockId,
     /// How many times the block had been handed out, this time included.
@@ -103,7 +103,7 @@ pub struct StateBlock {
 }
 
 /// One finished rollout as the engine knows it: ids and numbers, no text.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
     pub id: RequestId,
     pub prompt: Vec<TokenId>,

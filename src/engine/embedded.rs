@@ -14,12 +14,12 @@ use super::{
     Limits, Observer, PersistentBatch, Phase, Runner, SampledToken, Scheduler, Scratch, Seen,
     Statistics, StepBatch, Trace, WatchList,
 };
-use crate::base::{Contract, LogProb, Noise, Position, TokenId, WeightVersion};
+use crate::base::{Contract, LogProb, LogprobsMode, Noise, Position, TokenId, WeightVersion};
 use crate::config::{EngineConfig, Fault, CPU_MEMORY};
 use crate::model::{combine_fingerprints, Block, Model, Numerics, Plan, UnitBytes, UnitSpec};
 use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
-use crate::ops::sampling::sample_rows;
+use crate::ops::sampling::{log_prob_rows, sample_rows};
 
 /// The embedded engine.
 #[derive(Debug)]
@@ -176,7 +176,8 @@ impl Engine {
         if let (Some(tracer), Some(watching)) = (&mut self.tracer, watching) {
             tracer.end(watching);
         }
-        let sampled = sample(&weights.runner, &self.noise, &self.contract, &batch, &x_th);
+        let contracts = (&self.contract, unlabelled(&self.config.faults, &self.contract));
+        let sampled = sample(&weights.runner, &self.noise, contracts, &batch, &x_th);
         let finished = self.scheduler.update(&plan, &sampled);
         let complete = |one: super::Finished| {
             one.into_completion(self.contract, weights.version, weights.fingerprint)
@@ -287,11 +288,25 @@ pub fn block_memory(plan: &Plan, num: &Numerics, config: &EngineConfig) -> Block
     }
 }
 
+/// Of what the recorded log-probabilities are under a planted fault, whatever the contract says.
+fn unlabelled(faults: &[Fault], contract: &Contract) -> Option<Contract> {
+    let plain = Contract { logprobs_mode: LogprobsMode::ProcessedLogprobs, ..Contract::PLAIN };
+    let temperature = contract.temperature;
+    let of = |fault: &Fault| match fault {
+        Fault::UnlabelledTemperature => Some(Contract { temperature, ..plain }),
+        Fault::UnlabelledFilters => {
+            Some(Contract { logprobs_mode: plain.logprobs_mode, temperature: 1.0, ..*contract })
+        }
+        _ => None,
+    };
+    faults.iter().find_map(of)
+}
+
 /// One entry a scheduled request, in the plan's order: the token sampled after its row, if any.
 fn sample(
     runner: &Runner,
     noise: &Noise,
-    contract: &Contract,
+    (contract, unlabelled): (&Contract, Option<Contract>),
     batch: &StepBatch,
     x_th: &Array,
 ) -> Vec<Option<SampledToken>> {
@@ -307,7 +322,13 @@ fn sample(
             noise.uniform(at.request, Position::new(at.computed_tokens + at.scheduled_tokens))
         };
         let noise: Vec<f64> = rows.iter().map(uniform).collect();
-        sample_rows(&logits, runner.vocab(), &noise, contract)
+        let mut drawn = sample_rows(&logits, runner.vocab(), &noise, contract);
+        if let Some(other) = &unlabelled {
+            let tokens: Vec<TokenId> = drawn.iter().map(|(token, _)| *token).collect();
+            let others = log_prob_rows(&logits, runner.vocab(), &tokens, other);
+            drawn.iter_mut().zip(others).for_each(|(one, logp)| one.1 = logp);
+        }
+        drawn
     };
     let mut parts: Vec<&[usize]> = rows.chunks(share).collect();
     let drawn = device.map(&mut parts, |_, rows| draw(rows));

@@ -10,6 +10,7 @@ mod completion;
 mod embedded;
 mod error;
 mod faults;
+mod forced;
 mod layout;
 mod plan;
 mod pool;
@@ -30,6 +31,7 @@ pub use completion::{
 };
 pub use embedded::{block_memory, layout, Engine};
 pub use error::EngineError;
+pub use forced::Forced;
 pub use layout::{
     BlockMemory, CacheKind, CacheSpec, CacheView, Group, LayerCache, LayerPlace, Layout,
 };

@@ -6,8 +6,9 @@ use std::fmt;
 use serde::Serialize;
 
 use super::pair::{pair, Legs, PairError};
+use super::probes::apart;
 use crate::base::RequestId;
-use crate::rollout::Rollout;
+use crate::rollout::{LegLogProbs, Rollout};
 
 /// Whose fault it is, from the largest |d| of each pair of legs, in nats. Small is at most the
 /// threshold; an infinite or undefined gap is large.
@@ -54,6 +55,23 @@ pub fn blame_requests(
         }
     }
     Ok(found)
+}
+
+/// One rollout's three gaps with what they say, and the fourth where there is a reference; `None`
+/// where a leg is missing.
+pub(super) fn told(rollout: &Rollout, threshold: f64) -> Option<String> {
+    let decode = rollout.decode();
+    let gap = |a: &LegLogProbs, b: &Option<LegLogProbs>| apart(rollout, Some(a), b.as_ref());
+    let decode_prefill = gap(&decode, &rollout.prefill)?;
+    let prefill_trainer = gap(rollout.prefill.as_ref()?, &rollout.trainer)?;
+    let decode_trainer = gap(&decode, &rollout.trainer)?;
+    let blame = three_way(decode_prefill, prefill_trainer, decode_trainer, threshold);
+    let reference = rollout.trainer.as_ref().and_then(|one| gap(one, &rollout.reference));
+    let reference = reference.map_or(String::new(), |gap| format!(", trainer/reference {gap:e}"));
+    Some(format!(
+        "decode/prefill {decode_prefill:e}, prefill/trainer {prefill_trainer:e}, decode/trainer \
+         {decode_trainer:e}{reference}: {blame}"
+    ))
 }
 
 /// What the three-way check says.
@@ -200,6 +218,19 @@ mod tests {
         ] {
             assert_eq!(second_opinion(gaps[0], gaps[1], gaps[2], 0.1), expected, "{gaps:?}");
         }
+    }
+
+    #[test]
+    fn a_request_is_told_with_its_numbers() {
+        let mut record = rollout(0, &[-0.5, -1.0], &[-0.5, -1.25]);
+        assert_eq!(told(&record, 0.0), None);
+        record.prefill = record.trainer.clone();
+        let engine = "decode/prefill 2.5e-1, prefill/trainer 0e0, decode/trainer 2.5e-1: rollout \
+                      engine disagrees with itself: decode path, cache or scheduling";
+        assert_eq!(told(&record, 0.0).unwrap(), engine);
+        record.reference = record.trainer.clone();
+        assert!(told(&record, 0.0).unwrap().contains(", trainer/reference 0e0: rollout engine"));
+        assert!(told(&record, 0.5).unwrap().ends_with(": clean"));
     }
 
     /// Sixty-four sequences, ten of which an engine decoded unlike its own prefill

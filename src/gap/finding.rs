@@ -24,7 +24,18 @@ pub enum FindingKind {
     TokenMismatch,
     MaskOrShift,
     PositionOffset,
+    /// The trainer's pass over a sequence takes in something of its neighbours, or of padding.
+    PackingLeak,
+    /// The order of a sum follows what is computed beside it.
     BatchDependentReduction,
+    /// The trainer's two passes over one batch differ.
+    NotRepeatable,
+    /// The engine's decode rows compute something else than its prefill rows.
+    DecodePath,
+    /// The same experts with other weights.
+    GateWeights,
+    /// A token that ends a completion on one side only.
+    EndToken,
     /// Within a measured floor.
     Precision,
     /// Never a guess.
@@ -47,7 +58,12 @@ impl FindingKind {
             Self::TokenMismatch => "token_mismatch",
             Self::MaskOrShift => "mask_or_shift",
             Self::PositionOffset => "position_offset",
+            Self::PackingLeak => "packing_leak",
             Self::BatchDependentReduction => "batch_dependent_reduction",
+            Self::NotRepeatable => "not_repeatable",
+            Self::DecodePath => "decode_path",
+            Self::GateWeights => "gate_weights",
+            Self::EndToken => "end_token",
             Self::Precision => "precision",
             Self::Unexplained => "unexplained",
         }
@@ -68,7 +84,12 @@ impl FindingKind {
             Self::TokenMismatch => "the two sides' token ids differ",
             Self::MaskOrShift => "the gap vanishes if one side is moved by the shift",
             Self::PositionOffset => "the gap vanishes if one side's positions are moved",
+            Self::PackingLeak => "the gap vanishes with one sequence a pass",
             Self::BatchDependentReduction => "the gap vanishes at a batch of 1",
+            Self::NotRepeatable => "two passes over one batch agree once nothing random is in them",
+            Self::DecodePath => "the gap vanishes if every row runs as a prefill row",
+            Self::GateWeights => "replaying the experts' weights with their ids ends the gap",
+            Self::EndToken => "the two sides' lists of end ids differ",
             Self::Precision => "the gap shrinks by orders of magnitude in f32",
             Self::Unexplained => "nothing yet: the evidence at hand names no culprit",
         }
@@ -190,7 +211,12 @@ mod tests {
             FindingKind::TokenMismatch,
             FindingKind::MaskOrShift,
             FindingKind::PositionOffset,
+            FindingKind::PackingLeak,
             FindingKind::BatchDependentReduction,
+            FindingKind::NotRepeatable,
+            FindingKind::DecodePath,
+            FindingKind::GateWeights,
+            FindingKind::EndToken,
             FindingKind::Precision,
             FindingKind::Unexplained,
         ] {

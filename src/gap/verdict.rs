@@ -1,28 +1,47 @@
 //! From evidence to culprits. A rule speaks only where the records show its cause; what no rule
 //! explains stays so.
 
+mod company;
+mod decode_path;
+mod end_token;
+mod kept_state;
 mod lived;
+mod looked;
 mod overwrite;
+mod precision;
+mod repeatable;
 mod split;
 mod stale;
+mod weights;
 mod wrap;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use serde::{Deserialize, Serialize};
+
+use self::company::company;
+use self::decode_path::decode_path;
+use self::end_token::end_token;
+use self::kept_state::state_kept_on_preempt;
+use self::looked::second_look;
+use self::precision::precision;
+use self::repeatable::not_repeatable;
 use self::stale::stale_state;
+use self::weights::weights_not_synced;
 use self::wrap::address_wrap;
-use super::blame::blame_requests;
+use super::blame::{self, blame_requests};
 use super::finding::{Finding, FindingKind};
 use super::floor::worst;
 use super::layers::FirstDifference;
-use super::pair::{Leg, Legs, Pairs, Sequence};
+use super::pair::{Legs, Pairs, Sequence};
 use super::place::LagScore;
-use crate::base::{BlockId, RequestId, Step};
+use super::probes::{Probe, Probes};
+use crate::base::{BlockId, RequestId, Step, WeightVersion};
 use crate::ops::pages::StateView;
 use crate::rollout::Rollout;
 
-/// So many differing tensors are named; the rest is only counted.
-const TENSORS_NAMED_MAX: usize = 8;
+/// A pattern is believed from this many requests on each side of it.
+const SIDE_MIN: usize = 3;
 
 /// What is known of one step.
 #[derive(Clone, Copy, Debug)]
@@ -47,43 +66,104 @@ pub struct Evidence<'a> {
     pub mode: Option<&'a UnlikeMode>,
     /// Where the two sides' forwards part, of requests whose residual streams were traced.
     pub layers: Option<&'a HashMap<RequestId, FirstDifference>>,
+    /// Of what fingerprint each version of the trainer's weights was; may be empty.
+    pub weights: &'a [WeightsOf],
+    /// Whether its gap is one to speak of; without it only what the records say all the same is.
+    pub spike: bool,
+    /// A second look at a few of the requests.
+    pub probes: Option<&'a Probes>,
+}
+
+impl<'a> Evidence<'a> {
+    /// What every step has; the rest is not known.
+    #[must_use]
+    pub fn new(step: Step, rollouts: &'a [Rollout], pairs: &'a Pairs, floor: f64) -> Self {
+        Self {
+            step,
+            rollouts,
+            pairs,
+            shift: None,
+            floor,
+            tensors: &[],
+            state: None,
+            index_bits: None,
+            mode: None,
+            layers: None,
+            weights: &[],
+            spike: true,
+            probes: None,
+        }
+    }
+}
+
+/// One version of the trainer's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightsOf {
+    pub version: WeightVersion,
+    /// As [`Rollout::trainer_fingerprint`].
+    pub fingerprint: u64,
 }
 
 /// Log-probabilities of another contract than their records state.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnlikeMode {
     /// Of which, and how that is known.
     pub message: String,
     /// Whose gap it explains.
-    pub requests: HashSet<RequestId>,
+    pub requests: BTreeSet<RequestId>,
 }
 
 /// Both sides' fingerprint of one weight tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorFingerprint {
     pub name: String,
     pub engine: u64,
     pub trainer: u64,
 }
 
-/// The culprits of a step: none without a spike, at least one with one. A request may have several.
+/// A rule: what it explains of the given cases.
+type Rule = for<'a> fn(&Evidence<'a>, &[Case<'a>]) -> Option<Culprit<'a>>;
+
+/// Each names a cause that the records themselves show. A request may have several.
+const EXACT: [Rule; 6] = [
+    mask_or_shift,
+    logprob_mode,
+    weights_not_synced,
+    stale_state,
+    address_wrap,
+    state_kept_on_preempt,
+];
+
+/// Each goes by how a second look comes out, so that it is asked of what no exact rule explains.
+/// In order: a trainer that does not repeat itself says nothing about company.
+const BY_LOOKS: [Rule; 4] = [not_repeatable, company, decode_path, precision];
+
+/// The culprits of a step: at least one with a spike; without one none, or what the records say
+/// all the same. A request may have several.
 #[must_use]
 pub fn verdict(evidence: &Evidence) -> Vec<Finding> {
-    let bad: Vec<Case> =
-        cases(evidence).filter(|case| case.sequence.is_bad(evidence.floor)).collect();
-    if bad.is_empty() {
-        return Vec::new();
+    let mut culprits: Vec<Culprit> = end_token(evidence).into_iter().collect();
+    let is_bad = |case: &Case| evidence.spike && case.sequence.is_bad(evidence.floor);
+    let bad: Vec<Case> = cases(evidence).filter(is_bad).collect();
+    let first = culprits.len();
+    culprits.extend(EXACT.iter().filter_map(|rule| rule(evidence, &bad)));
+    let mut rest = unclaimed(&bad, &culprits[first..]);
+    for rule in BY_LOOKS {
+        if let Some(culprit) = rule(evidence, &rest) {
+            rest = unclaimed(&rest, std::slice::from_ref(&culprit));
+            culprits.push(culprit);
+        }
     }
-    let rules = [mask_or_shift, logprob_mode, weights_not_synced, stale_state, address_wrap];
-    let mut culprits: Vec<Culprit> = rules.iter().filter_map(|rule| rule(evidence, &bad)).collect();
-    let explained: HashSet<RequestId> =
-        culprits.iter().flat_map(|culprit| &culprit.cases).map(|case| case.request()).collect();
-    let rest: Vec<Case> =
-        bad.iter().filter(|case| !explained.contains(&case.request())).copied().collect();
     if !rest.is_empty() {
         culprits.push(unexplained(evidence, rest));
     }
     culprits.into_iter().map(|culprit| culprit.finding(evidence)).collect()
+}
+
+fn unclaimed<'a>(cases: &[Case<'a>], culprits: &[Culprit<'a>]) -> Vec<Case<'a>> {
+    let claimed = culprits.iter().flat_map(|culprit| &culprit.cases).map(Case::request);
+    let claimed: HashSet<RequestId> = claimed.collect();
+    cases.iter().filter(|case| !claimed.contains(&case.request())).copied().collect()
 }
 
 /// One rollout and its comparison.
@@ -91,6 +171,7 @@ pub fn verdict(evidence: &Evidence) -> Vec<Finding> {
 struct Case<'a> {
     rollout: &'a Rollout,
     sequence: &'a Sequence,
+    probe: Option<&'a Probe>,
 }
 
 impl Case<'_> {
@@ -101,10 +182,12 @@ impl Case<'_> {
 
 fn cases<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = Case<'a>> {
     let (rollouts, sequences) = (evidence.rollouts, &evidence.pairs.sequences);
+    let probes = evidence.probes;
     assert_eq!(rollouts.len(), sequences.len(), "pairs and rollouts are of one step");
-    std::iter::zip(rollouts, sequences).map(|(rollout, sequence)| {
+    std::iter::zip(rollouts, sequences).map(move |(rollout, sequence)| {
         assert_eq!(rollout.completion.id, sequence.request, "pairs and rollouts are in one order");
-        Case { rollout, sequence }
+        let probe = probes.and_then(|probes| probes.of(sequence.request));
+        Case { rollout, sequence, probe }
     })
 }
 
@@ -117,11 +200,17 @@ struct Culprit<'a> {
     message: String,
 }
 
-impl Culprit<'_> {
+impl<'a> Culprit<'a> {
+    /// Without blocks.
+    fn new(kind: FindingKind, cases: Vec<Case<'a>>, message: String) -> Self {
+        Self { kind, cases, blocks: BTreeSet::new(), index_bits: None, message }
+    }
+
     fn finding(self, evidence: &Evidence) -> Finding {
         let first_bad =
             self.cases.iter().filter_map(|case| case.sequence.first_bad(evidence.floor));
         let requests = self.cases.iter().map(Case::request);
+        let message = self.message.clone() + &self.three_way(evidence);
         Finding {
             kind: self.kind,
             leg: evidence.pairs.legs,
@@ -131,8 +220,23 @@ impl Culprit<'_> {
             requests: requests.take(Finding::LISTED_MAX).collect(),
             blocks: self.blocks.into_iter().take(Finding::LISTED_MAX).collect(),
             index_bits: self.index_bits,
-            message: self.message,
+            message,
         }
+    }
+
+    /// The gaps of its worst request whose three legs are known, with what they say.
+    fn three_way(&self, evidence: &Evidence) -> String {
+        if evidence.pairs.legs == Legs::TrainerReference {
+            return String::new();
+        }
+        let gap = |case: &&Case| case.sequence.gap().unwrap_or(0.0);
+        let complete = self.cases.iter().filter(|case| case.rollout.prefill.is_some());
+        // The first of equals.
+        let worst =
+            complete.reduce(|worst, next| if gap(&next) > gap(&worst) { next } else { worst });
+        let told = worst
+            .and_then(|case| Some((case.request(), blame::told(case.rollout, evidence.floor)?)));
+        told.map_or(String::new(), |(request, told)| format!("; its worst, {request}: {told}"))
     }
 }
 
@@ -151,8 +255,7 @@ fn mask_or_shift<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culpri
          are moved to the {side}",
         found.lag, found.abs_diff_mean, found.pairs, found.unshifted_abs_diff_mean,
     );
-    let kind = FindingKind::MaskOrShift;
-    Some(Culprit { kind, cases: bad.to_vec(), blocks: BTreeSet::new(), index_bits: None, message })
+    Some(Culprit::new(FindingKind::MaskOrShift, bad.to_vec(), message))
 }
 
 /// One side's log-probabilities are of another distribution than the record says.
@@ -160,48 +263,8 @@ fn logprob_mode<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit
     let mode = evidence.mode?;
     let cases = bad.iter().filter(|case| mode.requests.contains(&case.request()));
     let cases: Vec<Case> = cases.copied().collect();
-    let (kind, message) = (FindingKind::LogprobMode, mode.message.clone());
-    (!cases.is_empty()).then(|| Culprit {
-        kind,
-        cases,
-        blocks: BTreeSet::new(),
-        index_bits: None,
-        message,
-    })
-}
-
-/// The engine sampled with other weights than the trainer scored with.
-fn weights_not_synced<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
-    let legs = evidence.pairs.legs;
-    if legs.infer() == Leg::Trainer || legs.train() != Leg::Trainer {
-        return None;
-    }
-    let fingerprints = |case: &Case| {
-        let engine = case.rollout.completion.engine_fingerprint;
-        case.rollout.trainer_fingerprint.filter(|&trainer| trainer != engine).map(|t| (engine, t))
-    };
-    let cases: Vec<Case> =
-        bad.iter().filter(|case| fingerprints(case).is_some()).copied().collect();
-    let (engine, trainer) = fingerprints(cases.first()?)?;
-    let version = cases[0].rollout.completion.weight_version;
-    let mut message = format!(
-        "the engine sampled with weights {engine:016x} (version {version}), the trainer scored \
-         with {trainer:016x}"
-    );
-    let differing: Vec<&str> = evidence
-        .tensors
-        .iter()
-        .filter(|tensor| tensor.engine != tensor.trainer)
-        .map(|tensor| tensor.name.as_str())
-        .collect();
-    if !differing.is_empty() {
-        let named = &differing[..differing.len().min(TENSORS_NAMED_MAX)];
-        let (count, all) = (differing.len(), evidence.tensors.len());
-        message += &format!("; {count} of {all} tensors differ: {}", named.join(", "));
-        message += if named.len() < count { ", ..." } else { "" };
-    }
-    let kind = FindingKind::WeightsNotSynced;
-    Some(Culprit { kind, cases, blocks: BTreeSet::new(), index_bits: None, message })
+    let message = mode.message.clone();
+    (!cases.is_empty()).then(|| Culprit::new(FindingKind::LogprobMode, cases, message))
 }
 
 /// What is left, with its worst token and what the three-way check says of it.
@@ -239,10 +302,13 @@ fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> 
     for (blame, count) in counts {
         message += &format!("; three-way check of {count}: {blame}");
     }
+    message += &second_look(evidence, &rest);
     let blocks = rest.iter().filter_map(|case| case.sequence.slot).collect();
     Culprit { kind: FindingKind::Unexplained, cases: rest, blocks, index_bits: None, message }
 }
 
+#[cfg(test)]
+mod looks_tests;
 #[cfg(test)]
 #[path = "verdict_tests.rs"]
 mod tests;

@@ -7,18 +7,10 @@ use crate::gap::testing::rollout;
 
 fn judge(records: &[Rollout], floor: f64, tensors: &[TensorFingerprint]) -> Vec<Finding> {
     let pairs = pair(records, Legs::DecodeTrainer).unwrap();
-    let step = Step::new(1);
     verdict(&Evidence {
-        step,
-        rollouts: records,
-        pairs: &pairs,
         shift: shift(pairs.bad(floor), floor),
-        floor,
         tensors,
-        state: None,
-        index_bits: None,
-        mode: None,
-        layers: None,
+        ..Evidence::new(Step::new(1), records, &pairs, floor)
     })
 }
 
@@ -210,7 +202,8 @@ fn stale_state_wants_every_piece_of_its_evidence() {
     check(|record| record.completion.lives[0].sampled_before = 4);
     // The blocks on record are those of a later life.
     check(|record| {
-        let life = record.completion.lives[0].clone();
+        let mut life = record.completion.lives[0].clone();
+        life.state_blocks[0].generation = Generation::new(3);
         record.completion.lives.push(Life { phase: Phase::Prefill, ..life });
     });
 }
@@ -287,18 +280,9 @@ fn rules_speak_only_of_legs_that_can_show_them() {
     record.reference = Some(vec![Some(LogProb::new(-1.0)); 4]);
     let records = [record];
     let pairs = pair(&records, Legs::TrainerReference).unwrap();
-    let step = Step::new(1);
     let evidence = Evidence {
-        step,
-        rollouts: &records,
-        pairs: &pairs,
         shift: shift(pairs.bad(0.0), 0.0),
-        floor: 0.0,
-        tensors: &[],
-        state: None,
-        index_bits: None,
-        mode: None,
-        layers: None,
+        ..Evidence::new(Step::new(1), &records, &pairs, 0.0)
     };
     assert_eq!(kinds(&verdict(&evidence)), [FindingKind::Unexplained]);
 }

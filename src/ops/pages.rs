@@ -12,6 +12,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use half::bf16;
+use serde::{Deserialize, Serialize};
 
 use super::array::Device;
 use super::slot::state_offset;
@@ -160,7 +161,7 @@ impl Pages {
 }
 
 /// Where one Mamba layer's state lies in its buffer: conv at byte 0 of a page, ssm right after.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateView {
     pub buffer: usize,
     pub conv_dtype: Dtype,

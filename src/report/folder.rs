@@ -5,7 +5,9 @@ mod past;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Claim, ReportError};
+use serde::Serialize;
+
+use super::{write_json, Claim, ReportError};
 use crate::base::{RequestId, Step};
 
 /// Every file that a run writes at the top: any of them shows that one has been here, finished or
@@ -25,6 +27,9 @@ const FOLDERS: [&str; 3] = ["rollouts", "tokens", "checkpoints"];
 const TRACE: &str = "trace";
 const TRACES: [&str; 2] = ["txt", "jsonl"];
 const PARQUET: &str = "parquet";
+/// Made by the first step that leaves something there.
+const EVIDENCE: &str = "evidence";
+const JSON: &str = "json";
 /// TensorBoard's files, where they stay within the run.
 const TENSORBOARD: &str = "tb";
 
@@ -57,6 +62,7 @@ impl RunFolder {
     fn make(self) -> Result<Self, ReportError> {
         let mut parts = FOLDERS.map(|part| (part, self.root.join(part))).to_vec();
         parts.push((TENSORBOARD, self.tensorboard.clone()));
+        parts.push((EVIDENCE, self.root.join(EVIDENCE)));
         let used = |(_, path): &&(&'static str, PathBuf)| {
             fs::read_dir(path).is_ok_and(|mut files| files.next().is_some())
         };
@@ -160,6 +166,18 @@ impl RunFolder {
     #[must_use]
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
+    }
+
+    /// What the step's findings were drawn from, where that was asked for.
+    #[must_use]
+    pub fn evidence(&self, step: Step) -> PathBuf {
+        self.root.join(EVIDENCE).join(step_name(step, JSON))
+    }
+
+    pub fn write_evidence(&self, step: Step, case: &impl Serialize) -> Result<(), ReportError> {
+        let path = self.root.join(EVIDENCE);
+        fs::create_dir_all(&path).map_err(|source| ReportError::MakeFolder { path, source })?;
+        write_json(&self.evidence(step), case)
     }
 
     /// One row a request.

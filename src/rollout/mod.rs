@@ -4,6 +4,7 @@ mod advantage;
 mod arithmetic;
 mod command;
 mod decimal;
+mod ending;
 mod error;
 pub mod import;
 mod jsonl;
@@ -14,6 +15,7 @@ mod task;
 mod text;
 
 pub use advantage::advantages;
+pub use ending::mask_by_end;
 pub use error::{CommandFailure, LineProblem, RolloutError};
 pub use record::{LegLogProbs, Rollout};
 pub use routes::{Routes, TokenRoutes};

@@ -215,6 +215,9 @@ impl Recorder {
         let step = comparison.step;
         parquet::write_rollouts(&self.folder.rollouts(step), rollouts, ENGINE)?;
         parquet::write_tokens(&self.folder.tokens(step), rollouts)?;
+        if let Some(case) = &comparison.case {
+            self.folder.write_evidence(step, case)?;
+        }
         let tally = Tally::of(
             rollouts,
             &comparison.pairs,

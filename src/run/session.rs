@@ -3,7 +3,9 @@
 mod evaluation;
 mod floor;
 mod judge;
+mod legs;
 mod saved;
+mod second_look;
 
 use std::sync::Arc;
 
@@ -13,16 +15,21 @@ pub use evaluation::Evaluation;
 pub use saved::SessionState;
 
 use self::floor::alarm;
+pub(super) use self::judge::Known;
+use self::second_look::Looks;
 use super::device;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
 use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
 use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest, SampledToken};
-use crate::gap::{self, Finding, Floor, Legs, Pairs, StepGap, TensorFingerprint};
+use crate::gap::{
+    self, CaseFile, Finding, Floor, Legs, Pairs, StepGap, TensorFingerprint, WeightsOf,
+};
 use crate::model::{combine_fingerprints, Numerics, Plan, HEAD};
 use crate::ops::array::Device;
-use crate::rollout::{advantages, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task};
-use crate::trainer::reference::Reference;
+use crate::rollout::{
+    advantages, mask_by_end, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task,
+};
 use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
 
 /// What a step compares: decode with trainer first, then what the legs that were asked for allow.
@@ -35,10 +42,6 @@ pub(super) fn comparisons(config: &Config) -> impl Iterator<Item = Legs> + '_ {
     let asked = of_legs.into_iter().filter(|(leg, _)| config.check.legs.contains(leg));
     std::iter::once(Legs::DecodeTrainer).chain(asked.map(|(_, legs)| legs))
 }
-
-/// Multiplications of the reference leg that a spike makes unasked: some ten seconds of a CPU.
-const UNASKED_PRODUCTS_MAX: u64 = 1_000_000_000_000;
-const OPENING_TOKENS: usize = 512;
 
 /// Everything a run holds between its steps.
 pub struct Session {
@@ -55,6 +58,8 @@ pub struct Session {
     old: Vec<Vec<LogProb>>,
     /// xxh3 of every tensor that the step was scored with, in the plan's order.
     scored_with: Vec<u64>,
+    /// Every version of the trainer's weights that scored.
+    weights: Vec<WeightsOf>,
     /// An update that a planted fault has made too early.
     early: Option<Vec<UpdateReport>>,
     /// The width of the state index, once a step's records have shown it.
@@ -71,6 +76,9 @@ pub struct Comparison {
     /// Decode against trainer first, then whatever other legs were asked for.
     pub tables: Vec<gap::Table>,
     pub findings: Vec<Finding>,
+    pub(super) looks: Looks,
+    /// What the findings were drawn from, where it is asked for and there are any.
+    pub case: Option<CaseFile>,
 }
 
 impl Session {
@@ -122,6 +130,7 @@ impl Session {
             contract,
             old: Vec::new(),
             scored_with: Vec::new(),
+            weights: Vec::new(),
             early: None,
             index_bits: None,
             floor: None,
@@ -194,7 +203,7 @@ impl Session {
                     completion_text: self.codec.decode(tokens),
                     reward,
                     advantage,
-                    loss_mask: vec![true; completion.tokens.len()],
+                    loss_mask: self.loss_mask(tokens),
                     prefill: None,
                     trainer: None,
                     reference: None,
@@ -203,6 +212,15 @@ impl Session {
                 }
             };
         Ok(completions.into_iter().zip(earned).map(rollout).collect())
+    }
+
+    /// Every sampled token counts.
+    fn loss_mask(&self, completion: &[TokenId]) -> Vec<bool> {
+        if self.config.trainer.faults.contains(&Fault::OneEndToken) {
+            let known = self.plan.config.eos_token_ids.iter().take(1);
+            return mask_by_end(completion, &known.copied().collect::<Vec<_>>());
+        }
+        vec![true; completion.len()]
     }
 
     /// Every log-probability again by the trainer's forward, before any weight update.
@@ -220,6 +238,7 @@ impl Session {
         let scores = self.trainer.score(&sequences, &self.contract)?;
         self.scored_with = self.trainer.fingerprints()?;
         let fingerprint = combine_fingerprints(&self.scored_with);
+        self.note_weights(WeightsOf { version: self.trainer.version(), fingerprint });
         self.old.clear();
         for (rollout, SequenceScores { contract, ratio }) in rollouts.iter_mut().zip(scores) {
             rollout.trainer = Some(leg(contract));
@@ -249,14 +268,15 @@ impl Session {
         for legs in comparisons(&self.config).skip(1) {
             tables.push(alarm.judge(gap::measures(&gap::pair(rollouts, legs)?, floor)));
         }
-        let judged = || self.judge(step, rollouts, &pairs, self.index_bits, None);
-        let mut findings = if spike { judged() } else { Vec::new() };
+        let looks = self.second_look(rollouts, &pairs, &suspects)?;
+        let known = Known { spike, index_bits: self.index_bits, looks: &looks, layers: None };
+        let (mut findings, case) = self.judge(step, rollouts, &pairs, &known);
         if spike && findings.is_empty() {
             findings.extend(alarm.within_floor(&tables[0], &pairs, &gap));
         }
+        assert!(!spike || !findings.is_empty(), "a spike has a finding");
         self.index_bits = self.index_bits.or(findings.iter().find_map(|found| found.index_bits));
-        assert_eq!(gap.spike, !findings.is_empty(), "a spike has a finding, a clean step none");
-        Ok(Comparison { step, pairs, gap, tables, findings })
+        Ok(Comparison { step, pairs, gap, tables, findings, looks, case })
     }
 
     /// The lowest block of the pool whose state index leaves `engine.state_index_bits`.
@@ -265,48 +285,6 @@ impl Session {
         let bits = self.config.engine.state_index_bits;
         let first = self.engine.layout().first_wrapped_block(bits)?;
         (first.get() < self.engine.pool().num_blocks()).then_some(first)
-    }
-
-    fn score_prefill(&self, rollouts: &mut [Rollout], which: &[usize]) {
-        let sequences: Vec<Sequence> = which.iter().map(|&i| sequence(&rollouts[i])).collect();
-        let forced: Vec<_> =
-            sequences.iter().map(|one| (one.tokens.as_slice(), one.prompt_len)).collect();
-        for (&index, scores) in which.iter().zip(self.engine.score_prefill(&forced)) {
-            rollouts[index].prefill = Some(leg(scores));
-        }
-    }
-
-    /// The reference knows temperature and no filters; a contract with filters has no such leg.
-    fn score_reference(&self, rollouts: &mut [Rollout], which: &[usize]) -> Result<()> {
-        if which.is_empty() || (!self.contract.scores_raw_logits() && self.contract.has_filters()) {
-            return Ok(());
-        }
-        let raw = self.contract.scores_raw_logits();
-        let temperature = if raw { 1.0 } else { self.contract.temperature };
-        // Nobody waits an hour for a third opinion of a large model: unasked, the first suspects
-        // have one, or none. To open a model takes about as long as so many tokens.
-        let params = self.plan.num_parameters();
-        let asked = self.config.check.legs.contains(&Leg::Reference);
-        let mut left = if asked { u64::MAX } else { UNASKED_PRODUCTS_MAX };
-        let mut afford = |tokens: usize| {
-            left = left.checked_sub(params * tokens as u64)?;
-            Some(())
-        };
-        let Some(()) = afford(OPENING_TOKENS) else { return Ok(()) };
-        let reference = self.reference()?;
-        for &index in which {
-            let Sequence { tokens, prompt_len } = sequence(&rollouts[index]);
-            let Some(()) = afford(tokens.len()) else { break };
-            let all = reference.target_logprobs(&tokens, temperature)?;
-            let scores = all[prompt_len - 1..].iter().map(|&nats| LogProb::new(nats));
-            rollouts[index].reference = Some(leg(scores));
-        }
-        Ok(())
-    }
-
-    /// candle's model of the weights that scoring uses.
-    fn reference(&self) -> Result<Reference> {
-        parts::reference(&self.plan, &self.trainer.hand_over()?.units)
     }
 
     fn tensor_fingerprints(&self) -> Vec<TensorFingerprint> {

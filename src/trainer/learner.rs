@@ -3,14 +3,16 @@
 mod rows;
 mod snapshot;
 
+use std::cell::Cell;
+
 use super::collective::SharedMemory;
 use super::head::{self, Scored, Target};
 use super::minibatch::GrpoChunk;
 use super::pass::{self, Chunk, Gradient, Shape, Units};
 use super::units::ShardedUnits;
 use super::{
-    adamw, grpo, Experience, Inspection, Sequence, SequenceScores, TrainerError, UpdateReport,
-    WeightSet,
+    adamw, grpo, planted, Experience, Inspection, Sequence, SequenceScores, TrainerError,
+    UpdateReport, WeightSet,
 };
 pub use rows::Prediction;
 pub use snapshot::TrainerSnapshot;
@@ -32,6 +34,8 @@ pub struct Trainer {
     frozen: Option<Frozen>,
     /// Optimizer updates of the whole run, the warm start's included.
     version: WeightVersion,
+    /// Scoring passes so far, which a planted fault draws from.
+    passes: Cell<u64>,
 }
 
 struct Frozen {
@@ -82,7 +86,8 @@ impl Trainer {
         let weights = (&plan, master);
         let units = ShardedUnits::new(Box::new(world), &device, num.dtype, weights, trains)
             .expect("a world of one rank has nobody to lose");
-        Self { device, plan, num, config, units, frozen: None, version: WeightVersion::new(0) }
+        let (version, passes) = (WeightVersion::new(0), Cell::new(0));
+        Self { device, plan, num, config, units, frozen: None, version, passes }
     }
 
     fn shape(&self) -> Shape<'_> {
@@ -163,7 +168,9 @@ impl Trainer {
         sequences: &[Sequence],
         contract: &Contract,
     ) -> Result<Vec<SequenceScores>, TrainerError> {
-        self.with_units(|units| self.score_with(units, sequences, contract))
+        self.passes.set(self.passes.get() + 1);
+        let faults = &self.config.faults;
+        self.with_units(|units| self.score_with(units, sequences, contract, faults))
     }
 
     fn score_with(
@@ -171,13 +178,21 @@ impl Trainer {
         units: &dyn Units,
         sequences: &[Sequence],
         contract: &Contract,
+        faults: &[Fault],
     ) -> Result<Vec<SequenceScores>, TrainerError> {
-        let (mut chunks, prompt_lens) = self.pack(sequences);
+        let (mut chunks, mut prompt_lens) = self.pack(sequences);
+        let pad = self.plan.config.pad_token_id.unwrap_or(TokenId::new(0));
+        let pass = self.passes.get();
+        planted::plant(faults, pass, pad, &self.device, &mut chunks, &mut prompt_lens);
         let root = pass::forward(self.shape(), units, &mut chunks, false, &mut |_, _| {})?;
         let shape = self.shape();
         let scored: Vec<Vec<Scored>> = self.device.map(&mut chunks, |_, chunk| {
             let targets = head::targets(chunk, &prompt_lens);
-            head::log_probs(shape, &root, chunk, &targets, contract)
+            let mut scored = head::log_probs(shape, &root, chunk, &targets, contract);
+            if faults.contains(&Fault::BatchDependentReduction) {
+                planted::sum_by_batch(shape, &root, chunk, &targets, contract, &mut scored);
+            }
+            scored
         });
         let mut flat = scored.into_iter().flatten();
         let of_sequence = |sequence: &Sequence| {
@@ -186,6 +201,9 @@ impl Trainer {
                 let one = flat.next().expect("one score a completion token");
                 scores.contract.push(one.contract);
                 scores.ratio.push(one.ratio);
+            }
+            if faults.contains(&Fault::ShiftedLogprobs) && !scores.contract.is_empty() {
+                scores.contract.rotate_left(1);
             }
             scores
         };
@@ -236,6 +254,12 @@ impl Trainer {
         Ok(inspections)
     }
 
+    /// Which sequences scoring takes together, in order: indices into the list.
+    #[must_use]
+    pub fn packs(&self, sequences: &[Sequence]) -> Vec<Vec<usize>> {
+        self.pack(sequences).0.into_iter().map(|chunk| chunk.sequences).collect()
+    }
+
     fn pack(&self, sequences: &[Sequence]) -> (Vec<Chunk>, Vec<usize>) {
         for sequence in sequences {
             let (prompt, all) = (sequence.prompt_len, sequence.tokens.len());
@@ -275,7 +299,7 @@ impl Trainer {
     ) -> Result<Option<Vec<SequenceScores>>, TrainerError> {
         let Some(frozen) = &self.frozen else { return Ok(None) };
         let sequences: Vec<Sequence> = experiences.iter().map(|e| e.sequence.clone()).collect();
-        self.score_with(frozen, &sequences, contract).map(Some)
+        self.score_with(frozen, &sequences, contract, &[]).map(Some)
     }
 
     fn update_minibatch(

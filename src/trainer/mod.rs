@@ -12,6 +12,7 @@ mod head;
 mod learner;
 mod minibatch;
 mod pass;
+mod planted;
 pub mod reference;
 mod units;
 

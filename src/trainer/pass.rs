@@ -5,6 +5,7 @@
 //! on how many threads there are. A unit's weights are gathered before its forward, dropped after
 //! it, and gathered again for its backward, which recomputes the layer from its saved input.
 
+use super::planted::Planted;
 use super::TrainerError;
 use crate::base::{Position, TokenId};
 use crate::model::{Block, Numerics, Plan, Root, Span, Spans};
@@ -51,6 +52,7 @@ pub(super) struct Chunk {
     pub x_th: Array,
     /// Each layer's input, where a backward will follow.
     inputs: Vec<Array>,
+    pub planted: Planted,
 }
 
 /// Packs sequences in order; a chunk holds up to `max_tokens`, and at least one sequence.
@@ -74,6 +76,7 @@ pub(super) fn pack(device: &Device, sequences: &[&[TokenId]], max_tokens: usize)
         sequences,
         x_th: device.zeros(0),
         inputs: Vec::new(),
+        planted: Planted::default(),
     };
     packed.into_iter().map(chunk).collect()
 }
@@ -91,15 +94,17 @@ pub(super) fn forward(
     shape.device.map(chunks, |_, chunk| {
         chunk.inputs.clear();
         chunk.x_th = root.embed(&chunk.tokens);
+        chunk.planted.embedded(&mut chunk.x_th);
     });
-    for layer in 0..shape.plan.layers.len() {
+    for (layer, kind) in shape.plan.layers.iter().enumerate() {
         let block = shape.block(units, layer, false)?;
         observe(&block, chunks);
         shape.device.map(chunks, |_, chunk| {
             if keep_inputs {
                 chunk.inputs.push(chunk.x_th.clone());
             }
-            block.forward(shape.num, &chunk.spans, &mut chunk.x_th);
+            let spans = chunk.planted.spans(kind.mixer, &chunk.spans);
+            block.forward(shape.num, spans, &mut chunk.x_th);
         });
     }
     Ok(root)

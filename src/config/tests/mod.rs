@@ -108,6 +108,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("trainer.warm_start.learning_rate", "0.1", &[]),
     ("check.legs", "[\"reference\"]", &[]),
     ("check.thresholds", "slime", &[]),
+    ("check.evidence", "true", &[]),
     ("check.greedy_eval_prompts", "64", &[]),
     ("checkpoint.every", "3", &[]),
     ("checkpoint.keep", "1", &[]),

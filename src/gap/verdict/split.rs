@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::stale::is_stale;
-use super::wrap::SIDE_MIN;
-use super::{cases, Case, Culprit, Evidence};
+use super::{cases, Case, Culprit, Evidence, SIDE_MIN};
 use crate::base::BlockId;
 use crate::gap::finding::FindingKind;
 

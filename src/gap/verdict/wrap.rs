@@ -10,15 +10,12 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::lived::Lived;
 use super::overwrite::{Hit, Stores};
-use super::{cases, split, Case, Culprit, Evidence};
+use super::{cases, split, Case, Culprit, Evidence, SIDE_MIN};
 use crate::base::{BlockId, RequestId};
 use crate::gap::finding::FindingKind;
 use crate::gap::pair::Leg;
 use crate::ops::pages::StateView;
 
-/// A width is proven by this many bad requests from its first wrapped block on and this many good
-/// ones below: where all are bad, every block that they have in common would do.
-pub(super) const SIDE_MIN: usize = 3;
 /// Widths that are tried; 64 bits cut nothing.
 const BITS: std::ops::Range<u32> = 8..64;
 /// So many overwritten blocks are named; the rest is only counted.
@@ -146,7 +143,8 @@ impl<'a> Wrap<'a> {
         says_something.then_some(found)
     }
 
-    /// Whether this step alone says so.
+    /// Whether this step alone says so: where all are bad, every block that they have in common
+    /// would do.
     fn is_proven(&self) -> bool {
         self.shown >= SIDE_MIN && self.good.len() >= SIDE_MIN
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::disk::remove;
 use super::super::tensorboard;
-use super::{step_name, ReportError, RunFolder, PARQUET, TRACE, TRACES};
+use super::{step_name, ReportError, RunFolder, EVIDENCE, JSON, PARQUET, TRACE, TRACES};
 use crate::base::Step;
 
 const CHECKPOINT: &str = "safetensors";
@@ -58,7 +58,12 @@ impl RunFolder {
         }
         remove(&self.final_model())?;
         let traces = TRACES.map(|extension| (TRACE, extension));
-        let others = [("rollouts", PARQUET), ("tokens", PARQUET), ("checkpoints", CHECKPOINT)];
+        let others = [
+            ("rollouts", PARQUET),
+            ("tokens", PARQUET),
+            (EVIDENCE, JSON),
+            ("checkpoints", CHECKPOINT),
+        ];
         for (folder, extension) in others.into_iter().chain(traces) {
             let files = files_of_steps(&self.root.join(folder), extension)?;
             for (_, path) in files.into_iter().filter(|(found, _)| *found > step) {
@@ -115,8 +120,10 @@ mod tests {
         let steps = [1, 2, 10, 100_000].map(Step::new);
         let mut paths = vec![folder.summary(), folder.root().join("notes.txt")];
         for step in steps {
+            folder.write_evidence(step, &step).unwrap();
             paths.extend([folder.rollouts(step), folder.tokens(step), folder.checkpoint(step)]);
             paths.extend(folder.trace(step).unwrap());
+            paths.push(folder.evidence(step));
         }
         for path in &paths {
             fs::write(path, "").unwrap();
@@ -125,7 +132,7 @@ mod tests {
         assert_eq!(folder.saved_steps().unwrap(), [100_000, 10, 2, 1].map(Step::new));
         folder.drop_after(Step::new(10)).unwrap();
         let left = |path: &&PathBuf| path.exists();
-        assert_eq!(paths.iter().filter(left).count(), paths.len() - 6);
+        assert_eq!(paths.iter().filter(left).count(), paths.len() - 7);
         assert!(!folder.summary().exists() && !folder.final_model().exists());
         folder.keep_checkpoints(2).unwrap();
         assert_eq!(folder.saved_steps().unwrap(), [10, 2].map(Step::new));

@@ -8,7 +8,7 @@
 mod model;
 mod row;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 
@@ -139,7 +139,7 @@ impl<'a> Rescored<'a> {
         let [engine, trainer] = &rows;
         let unlike = !is_near(&engine.contract, &trainer.contract);
         let mut opinions: BTreeMap<Opinion, Vec<RequestId>> = BTreeMap::new();
-        let mut explained = HashSet::new();
+        let mut explained = BTreeSet::new();
         for request in &self.requests {
             let to_model = |side: usize| request.to_model[side][usize::from(rows[side].holds)];
             let (Some(between), Some(decode), Some(train)) =

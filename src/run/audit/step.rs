@@ -178,17 +178,11 @@ impl<'a> StepAudit<'a> {
         // A shift of them all shows whatever the floor is.
         let of_all = self.gauge.shift();
         let table = self.gauge.table();
+        let floor = if of_all.is_some() { 0.0 } else { self.floor };
         let findings = gap::verdict(&Evidence {
-            step: self.step,
-            rollouts: &self.rollouts,
-            pairs: &self.pairs,
             shift: of_all.or(self.gauge.shift_of_bad()),
-            floor: if of_all.is_some() { 0.0 } else { self.floor },
-            tensors: &[],
-            state: None,
-            index_bits: None,
             mode: mode.as_ref(),
-            layers: None,
+            ..Evidence::new(self.step, &self.rollouts, &self.pairs, floor)
         });
         let worst = self.gauge.worst().iter().filter(|token| token.gap > 0.0);
         let row = StepRow {

@@ -3,9 +3,9 @@
 use super::super::parts;
 use crate::base::{Contract, LogProb, TokenId};
 use crate::config::{Config, Leg};
-use crate::engine::{self, Feed, Layout, Phase, Runner, Scratch};
+use crate::engine::{self, Feed, Forced, Layout, Phase, Runner, Scratch};
 use crate::model::{Model, UnitBytes};
-use crate::ops::array::{Array, Device};
+use crate::ops::array::Device;
 use crate::trainer::reference::Reference;
 use crate::trainer::{Sequence, Trainer};
 use anyhow::Result;
@@ -115,53 +115,14 @@ impl EngineLeg {
 
     /// The prompts as prefill rows, then every later token as a decode row of its own, forced.
     fn decode(&self, sequences: &[Sequence]) -> Vec<Vec<LogProb>> {
-        let mut scratch = self.scratch(sequences);
-        let prompt = |i: usize| prefill_row(i, &sequences[i].tokens[..sequences[i].prompt_len]);
-        let mut feeds: Vec<Feed<'_>> = (0..sequences.len()).map(prompt).collect();
-        let mut scores = vec![Vec::new(); sequences.len()];
-        // Of every sequence that is still fed.
-        let mut scored = 0;
-        while !feeds.is_empty() {
-            let x_th = scratch.feed(&self.runner, &feeds, None);
-            let place = |feed: &Feed<'_>| sequences[feed.sequence].prompt_len + scored;
-            let target = |feed: &Feed<'_>| sequences[feed.sequence].tokens[place(feed)];
-            let targets: Vec<TokenId> = feeds.iter().map(target).collect();
-            let logps = self
-                .log_probs(&x_th.gather_rows(self.runner.hidden(), &last_rows(&feeds)), &targets);
-            for (feed, logp) in feeds.iter().zip(logps) {
-                scores[feed.sequence].push(logp);
-            }
-            let next = |&Feed { sequence, .. }: &Feed<'_>, at: usize| {
-                let tokens = &sequences[sequence].tokens;
-                let decoded = |tokens| Feed { sequence, phase: Phase::Decode, tokens };
-                (at + 1 < tokens.len()).then(|| decoded(&tokens[at..=at]))
-            };
-            feeds = feeds.iter().filter_map(|feed| next(feed, place(feed))).collect();
-            scored += 1;
-        }
-        scores
-    }
-
-    /// log p of each target from the row before it, `[T, H]` as it left the last layer.
-    fn log_probs(&self, x_th: &Array, targets: &[TokenId]) -> Vec<LogProb> {
-        let mut parts: Vec<&[TokenId]> = targets.chunks(Runner::LOGIT_ROWS).collect();
-        let scored = self.runner.device().map(&mut parts, |i, targets| {
-            self.runner.log_probs(&self.contract, x_th, i * Runner::LOGIT_ROWS, targets)
-        });
-        scored.into_iter().flatten().collect()
+        let all: Vec<Forced<'_>> = sequences
+            .iter()
+            .map(|one| Forced { tokens: &one.tokens, prompt_len: one.prompt_len })
+            .collect();
+        self.runner.decode_forced(&self.contract, self.scratch(sequences), &all)
     }
 }
 
 fn prefill_row(sequence: usize, tokens: &[TokenId]) -> Feed<'_> {
     Feed { sequence, phase: Phase::Prefill, tokens }
-}
-
-/// The last row of each feed, in the batch.
-fn last_rows(feeds: &[Feed<'_>]) -> Vec<usize> {
-    let mut end = 0;
-    let last = |feed: &Feed<'_>| {
-        end += feed.tokens.len();
-        end - 1
-    };
-    feeds.iter().map(last).collect()
 }

@@ -4,35 +4,48 @@ use std::collections::HashMap;
 
 use anyhow::Result;
 
+use super::second_look::Looks;
 use super::Session;
 use crate::base::{RequestId, Step};
-use crate::gap::{self, Finding, FirstDifference, Pairs};
+use crate::gap::{self, CaseFile, Finding, FirstDifference, Pairs};
 use crate::rollout::Rollout;
 
+/// What is known of a step beside its records.
+pub(in crate::run) struct Known<'a> {
+    pub spike: bool,
+    /// What earlier steps have shown.
+    pub index_bits: Option<u32>,
+    pub looks: &'a Looks,
+    pub layers: Option<&'a HashMap<RequestId, FirstDifference>>,
+}
+
 impl Session {
-    /// The step's culprits; `index_bits` is what earlier steps have shown of them.
+    /// The step's culprits, and the evidence where it is asked for and there are any.
     pub(in crate::run) fn judge(
         &self,
         step: Step,
         rollouts: &[Rollout],
         pairs: &Pairs,
-        index_bits: Option<u32>,
-        layers: Option<&HashMap<RequestId, FirstDifference>>,
-    ) -> Vec<Finding> {
+        known: &Known<'_>,
+    ) -> (Vec<Finding>, Option<CaseFile>) {
         let floor = self.floor(pairs.tokens().count() as u64);
         let tensors = self.tensor_fingerprints();
-        gap::verdict(&gap::Evidence {
-            step,
-            rollouts,
-            pairs,
+        let evidence = gap::Evidence {
             shift: gap::shift(pairs.bad(floor), floor),
-            floor,
             tensors: &tensors,
             state: self.engine.layout().layers.iter().find_map(|place| place.view.state()),
-            index_bits,
-            mode: None,
-            layers,
-        })
+            index_bits: known.index_bits,
+            mode: known.looks.mode.as_ref(),
+            layers: known.layers,
+            weights: &self.weights,
+            spike: known.spike,
+            probes: known.looks.probes.as_ref(),
+            ..gap::Evidence::new(step, rollouts, pairs, floor)
+        };
+        let findings = gap::verdict(&evidence);
+        let kept = self.config.check.evidence && !findings.is_empty();
+        let case = kept.then(|| CaseFile::of(&evidence));
+        (findings, case)
     }
 
     /// Scores some of the rollouts by the legs that a step without a spike does without.

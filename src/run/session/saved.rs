@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::Session;
 use crate::config::Config;
 use crate::engine::SchedulerSnapshot;
-use crate::gap::Floor;
+use crate::gap::{Floor, WeightsOf};
 use crate::model::combine_fingerprints;
 use crate::report::{SavedArray, SavedCheckpoint};
 use crate::trainer::TrainerSnapshot;
@@ -18,6 +18,7 @@ pub struct SessionState {
     trainer: TrainerSnapshot,
     index_bits: Option<u32>,
     floor: Option<Floor>,
+    versions: Vec<WeightsOf>,
     /// Fingerprint of the weights that the engine has.
     weights: u64,
 }
@@ -31,6 +32,7 @@ impl Session {
             trainer: self.trainer.snapshot(),
             index_bits: self.index_bits,
             floor: self.floor,
+            versions: self.weights.clone(),
             weights: combine_fingerprints(self.engine.fingerprints()),
         }
     }
@@ -73,6 +75,7 @@ impl Session {
         self.engine.restore(state.scheduler)?;
         self.index_bits = state.index_bits;
         self.floor = state.floor;
+        self.weights = state.versions;
         self.hand_over()?;
         if combine_fingerprints(self.engine.fingerprints()) != state.weights {
             let found = "the model's weights are not those that the run had: put them back, or \

@@ -15,6 +15,8 @@ pub struct TrainerSnapshot {
     pub version: WeightVersion,
     /// Of the optimizer, which a warm start's end sets back to 0.
     pub updates: u64,
+    /// Scoring passes.
+    pub passes: u64,
 }
 
 /// The arrays of a unit's shard, in the order of `ShardedUnits::shards`.
@@ -23,7 +25,8 @@ const NAMES: [&str; 3] = ["master", "adamw_m", "adamw_v"];
 impl Trainer {
     #[must_use]
     pub fn snapshot(&self) -> TrainerSnapshot {
-        TrainerSnapshot { version: self.version, updates: self.units.updates }
+        let (version, updates) = (self.version, self.units.updates);
+        TrainerSnapshot { version, updates, passes: self.passes.get() }
     }
 
     /// Every array that updates read, by name: f32 master weights and moments of each unit, and the
@@ -71,5 +74,6 @@ impl Trainer {
     pub fn restore(&mut self, snapshot: TrainerSnapshot) {
         self.version = snapshot.version;
         self.units.updates = snapshot.updates;
+        self.passes.set(snapshot.passes);
     }
 }

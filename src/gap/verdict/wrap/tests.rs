@@ -27,16 +27,10 @@ fn view() -> StateView {
 fn judge(records: &[Rollout], state: Option<StateView>, index_bits: Option<u32>) -> Vec<Finding> {
     let pairs = pair(records, Legs::DecodeTrainer).unwrap();
     verdict(&Evidence {
-        step: Step::new(1),
-        rollouts: records,
-        pairs: &pairs,
         shift: shift(pairs.bad(0.0), 0.0),
-        floor: 0.0,
-        tensors: &[],
         state,
         index_bits,
-        mode: None,
-        layers: None,
+        ..Evidence::new(Step::new(1), records, &pairs, 0.0)
     })
 }
 
@@ -333,16 +327,10 @@ fn only_decoded_tokens_can_show_a_wrap() {
             let pairs = pair(records, legs).unwrap();
             let (step, floor, index_bits) = (Step::new(1), 0.0, None);
             let evidence = Evidence {
-                step,
-                rollouts: records,
-                pairs: &pairs,
                 shift: shift(pairs.bad(floor), floor),
-                floor,
-                tensors: &[],
                 state,
                 index_bits,
-                mode: None,
-                layers: None,
+                ..Evidence::new(step, records, &pairs, floor)
             };
             let named = kinds(&verdict(&evidence)) == [FindingKind::AddressWrap];
             assert_eq!(named, legs == Legs::DecodeTrainer, "{}", legs.name());

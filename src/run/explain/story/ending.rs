@@ -9,6 +9,7 @@ use super::{counted, Life};
 use crate::base::{CompletionIndex, LogProb};
 use crate::gap::{self, FirstDifference, Legs};
 use crate::report::{aligned, Block};
+use crate::run::session::Known;
 
 impl Life<'_> {
     /// How it ended, in a sentence.
@@ -128,8 +129,13 @@ impl Life<'_> {
         let layers: HashMap<_, _> =
             first.map(|first| (self.request(), first)).into_iter().collect();
         let Life { session, comparison, rollouts, .. } = self;
-        let known = self.index_bits;
-        let all = session.judge(comparison.step, rollouts, &comparison.pairs, known, Some(&layers));
+        let known = Known {
+            spike: comparison.gap.spike,
+            index_bits: self.index_bits,
+            looks: &comparison.looks,
+            layers: Some(&layers),
+        };
+        let (all, _) = session.judge(comparison.step, rollouts, &comparison.pairs, &known);
         // A spike by its means alone has no request over the floor.
         let all = if all.is_empty() { comparison.findings.clone() } else { all };
         let mut of_request: Vec<String> = all
