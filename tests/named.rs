@@ -187,3 +187,32 @@ fn a_judge_says_what_is_no_evidence() {
     let told = String::from_utf8_lossy(&failed.get_output().stderr).into_owned();
     assert!(told.contains("holds no evidence of a run's step"), "{told}");
 }
+
+/// A pool that runs out of blocks when the first requests cross into their second.
+#[test]
+fn k03_a_state_kept_through_a_preemption_is_named_with_its_request() {
+    let settings = [
+        "engine.faults=[\"keep_state_on_preempt\"]",
+        "engine.num_gpu_blocks_override=19",
+        "engine.max_model_len=96",
+        "rollout.prompts_per_step=1",
+        "rollout.rollouts_per_prompt=4",
+        "rollout.max_new_tokens=60",
+    ];
+    let run = first_step(&settings);
+    assert!(run.summary()["preemptions"].as_u64() > Some(0), "{:#}", run.summary());
+    let findings = check(&run, "keep_state", &["state_kept_on_preempt"]);
+    assert!(message(&findings).contains("resumed after a preemption"), "{findings:#}");
+}
+
+#[test]
+fn k05_padding_that_writes_is_named_with_its_victim() {
+    let settings = [
+        "engine.faults=[\"padding_writes\"]",
+        "engine.enforce_eager=false",
+        "rollout.prompts_per_step=1",
+        "rollout.rollouts_per_prompt=3",
+    ];
+    let findings = check(&first_step(&settings), "padding_writes", &["padding_write"]);
+    assert_eq!(findings[0]["requests_total"], 1, "{findings:#}");
+}

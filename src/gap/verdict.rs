@@ -8,6 +8,7 @@ mod kept_state;
 mod lived;
 mod looked;
 mod overwrite;
+mod padding;
 mod precision;
 mod repeatable;
 mod split;
@@ -24,6 +25,7 @@ use self::decode_path::decode_path;
 use self::end_token::end_token;
 use self::kept_state::state_kept_on_preempt;
 use self::looked::second_look;
+use self::padding::padding_write;
 use self::precision::precision;
 use self::repeatable::not_repeatable;
 use self::stale::stale_state;
@@ -125,13 +127,14 @@ pub struct TensorFingerprint {
 type Rule = for<'a> fn(&Evidence<'a>, &[Case<'a>]) -> Option<Culprit<'a>>;
 
 /// Each names a cause that the records themselves show. A request may have several.
-const EXACT: [Rule; 6] = [
+const EXACT: [Rule; 7] = [
     mask_or_shift,
     logprob_mode,
     weights_not_synced,
     stale_state,
     address_wrap,
     state_kept_on_preempt,
+    padding_write,
 ];
 
 /// Each goes by how a second look comes out, so that it is asked of what no exact rule explains.

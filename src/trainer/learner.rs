@@ -254,12 +254,6 @@ impl Trainer {
         Ok(inspections)
     }
 
-    /// Which sequences scoring takes together, in order: indices into the list.
-    #[must_use]
-    pub fn packs(&self, sequences: &[Sequence]) -> Vec<Vec<usize>> {
-        self.pack(sequences).0.into_iter().map(|chunk| chunk.sequences).collect()
-    }
-
     fn pack(&self, sequences: &[Sequence]) -> (Vec<Chunk>, Vec<usize>) {
         for sequence in sequences {
             let (prompt, all) = (sequence.prompt_len, sequence.tokens.len());

@@ -53,6 +53,23 @@ impl<'a> Lived<'a> {
         Some(&self.tokens[bad.index.index() - self.life.sampled_before as usize])
     }
 
+    /// The first engine step in which it stood in the first row of a batch with padding rows.
+    pub(super) fn first_before_padding(&self) -> Option<EngineStep> {
+        let hit = |token: &&SampledToken| token.padding_rows > 0 && token.batch_row == 0;
+        self.tokens.iter().find(hit).map(|token| token.engine_step)
+    }
+
+    /// Whether it sampled a token after that step whose good value would say something.
+    pub(super) fn tells_after(&self, step: EngineStep) -> bool {
+        let later = self.tokens.partition_point(|token| token.engine_step <= step);
+        let index = self.life.sampled_before as usize + later;
+        let at = self.paired.partition_point(|token| token.index.index() < index);
+        let sure = |token: &PairedToken| {
+            token.infer.get() > -TELLING_NATS && token.train.get() > -TELLING_NATS
+        };
+        self.paired[at..].iter().any(|token| !sure(token))
+    }
+
     pub(super) fn highest_state_block(&self) -> Option<BlockId> {
         self.life.state_blocks.iter().map(|held| held.block).max()
     }

@@ -2,7 +2,7 @@
 
 use super::FindingKind::{
     BatchDependentReduction, DecodePath, EndToken, LogprobMode, NotRepeatable, PackingLeak,
-    PositionOffset, Precision, StateKeptOnPreempt, Unexplained, WeightsNotSynced,
+    PaddingWrite, PositionOffset, Precision, StateKeptOnPreempt, Unexplained, WeightsNotSynced,
 };
 use super::*;
 use crate::base::{CompletionIndex, EngineStep, Generation, LogProb, TokenId};
@@ -268,6 +268,31 @@ fn k03_a_state_kept_through_a_preemption() {
     let mut early = off(1.0);
     early[0] = -4.0;
     preempted(1, early).check(&[Unexplained]);
+}
+
+/// Three requests in rows 0 to 2 of batches of four; the first of them is bad from its third token.
+#[test]
+fn k05_padding_rows_hit_whoever_is_in_the_first_row() {
+    let mut bad = GOOD;
+    (bad.decode[2], bad.decode[3]) = (-3.0, -4.0);
+    let scene = |spoil: fn(&mut Vec<Rollout>)| {
+        let mut scene = Scene::of(&[bad, GOOD, GOOD]);
+        for (row, record) in (0..).zip(&mut scene.records) {
+            for token in &mut record.completion.tokens[1..] {
+                (token.batch_row, token.batch_rows, token.padding_rows) = (row, 3, 1);
+            }
+        }
+        spoil(&mut scene.records);
+        scene
+    };
+    let found = scene(|_| {}).check(&[PaddingWrite]);
+    assert_eq!(found[0].requests, [RequestId::new(1, 0, 0)]);
+    assert_eq!(found[0].blocks, [BlockId::new(1)]);
+    assert!(found[0].message.contains("2 requests in other rows of such batches are good"));
+    // Bad before any padding, or in another row, or another one came through unharmed.
+    scene(|all| all[0].completion.tokens[1].padding_rows = 0).check(&[Unexplained]);
+    scene(|all| all[0].completion.tokens[1].batch_row = 1).check(&[Unexplained]);
+    scene(|all| all[1].completion.tokens[1].batch_row = 0).check(&[Unexplained]);
 }
 
 #[test]

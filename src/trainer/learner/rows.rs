@@ -56,6 +56,12 @@ impl Trainer {
 }
 
 impl Trainer {
+    /// Which sequences scoring takes together, in order: indices into the list.
+    #[must_use]
+    pub fn packs(&self, sequences: &[Sequence]) -> Vec<Vec<usize>> {
+        self.pack(sequences).0.into_iter().map(|chunk| chunk.sequences).collect()
+    }
+
     /// Where the model's routers send every token of the sequences; of a model without experts,
     /// nowhere.
     ///
