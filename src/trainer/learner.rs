@@ -169,8 +169,7 @@ impl Trainer {
         contract: &Contract,
     ) -> Result<Vec<SequenceScores>, TrainerError> {
         self.passes.set(self.passes.get() + 1);
-        let faults = &self.config.faults;
-        self.with_units(|units| self.score_with(units, sequences, contract, faults))
+        self.with_units(|units| self.score_with(units, sequences, contract, &self.config.faults))
     }
 
     fn score_with(
