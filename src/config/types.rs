@@ -128,7 +128,7 @@ pub enum Arithmetic {
     /// One order for every shape: a row's bits depend on that row alone.
     #[default]
     Invariant,
-    /// What is fastest for the shape at hand: a library's matrix products, a scan in tiles.
+    /// An order that follows the shape: a library's matrix products, a scan in tiles.
     Fast,
 }
 
