@@ -131,7 +131,7 @@ keys! {
         Kind::Only { value: "false", why: "this build has no prefix cache" },
         Is("false"), "vLLM enable_prefix_caching", "Whether prompts share computed blocks.";
     "engine.enforce_eager", Kind::Bool, Is("true"), "vLLM enforce_eager",
-        "false pads a batch of decodes with idle rows to 1, 2, 4 or a multiple of 8, as CUDA graphs do.";
+        "false fills batches of decodes with idle rows up to 1, 2, 4 or a multiple of 8 rows.";
     "engine.mamba_ssm_cache_dtype", Kind::OneOf(STATE_DTYPES), Is("\"auto\""),
         "vLLM mamba_ssm_cache_dtype", "The dtype of cached recurrent state; auto is model.dtype.";
     "engine.batch_split",
