@@ -21,6 +21,13 @@ pub enum Fault {
     /// A decode row whose state block's id is a multiple of [`Fault::DECODE_EVERY`] loses the
     /// oldest tap of its convolution.
     DecodeUpdateDiffers,
+    /// Blocks of the prefix cache stay valid when the weights change.
+    KeepCacheOverUpdates,
+    /// A block found in the prefix cache is held only from the end of the step on: until then
+    /// another request may be given it.
+    LookupWithoutPin,
+    /// A request that is done gives its blocks back a second time.
+    FreeTwice,
     /// The engine keeps the weights of its first hand-over and reports the versions of later ones.
     OldWeightsOnWake,
     /// A tied head is a copy that the engine makes at the first hand-over and never again.
@@ -223,6 +230,18 @@ catalogue! {
         "Prefill and decode round differently, as they may.",
         "A small gap over all requests, within the measured floor.",
         "engine.numerics = \"invariant\"";
+    "K09" "keep_cache_over_updates" Engine, Planted::Fault(Fault::KeepCacheOverUpdates),
+        "Blocks that older weights filled are found in the prefix cache after an update.",
+        "Requests behind a cached prefix have a gap from the first token after it, others none.",
+        "engine.enable_prefix_caching = false";
+    "K10" "lookup_without_pin" Engine, Planted::Fault(Fault::LookupWithoutPin),
+        "A block found in the prefix cache is handed to another request in the same step.",
+        "Whoever found it has a gap; the block has two owners.",
+        "engine.enable_prefix_caching = false, or blocks enough";
+    "K10" "free_twice" Engine, Planted::Fault(Fault::FreeTwice),
+        "A request gives its blocks back twice.",
+        "The run ends with an error that names the block.",
+        "none";
     "K11" "old_weights_on_wake" HandOver, Planted::Fault(Fault::OldWeightsOnWake),
         "The engine wakes with its first weights and reports the version of the latest.",
         "No gap until the first update; then every request, and fingerprints differ.",
