@@ -34,7 +34,7 @@ __device__ __forceinline__ float sum_taps(
 }
 
 __device__ __forceinline__ const unsigned char* held_state(const State& state, uint32_t span) {
-    return state.pages != nullptr && state.reads[span] ? state_at(state, span) : nullptr;
+    return state.pages != nullptr && state.reads[span] ? source_at(state, span) : nullptr;
 }
 
 // y[T, D] = round(silu(taps)). Grid (T, tiles of channels). States are read, not yet advanced.
@@ -79,7 +79,7 @@ extern "C" __global__ void conv_advance(
         if (from >= kept) {
             column = x_td[(starts[span] + from - kept) * channels + channel];
         } else if (state.reads[span]) {
-            column = load_element(at, state.dtype, from * channels + channel);
+            column = load_element(source_at(state, span), state.dtype, from * channels + channel);
         }
         store_element(at, state.dtype, j * channels + channel, column);
     }

@@ -12,8 +12,10 @@
 struct State {
     // One buffer; null where every sequence starts from zeros and nothing is stored.
     unsigned char* pages;
-    // [spans]: the block that holds a span's state.
+    // [spans]: the block that a span's state goes to.
     const uint32_t* slots;
+    // [spans]: the block that it comes from; mostly the same one.
+    const uint32_t* sources;
     // [spans]: whether the state is read, or zeros are taken in its place.
     const uint32_t* reads;
     // Bytes from a page's beginning to its state.
@@ -40,10 +42,19 @@ __device__ __forceinline__ uint64_t element_bytes(uint32_t dtype) {
     return dtype == BF16 ? 2 : 4;
 }
 
-// The first byte of a span's state.
-__device__ __forceinline__ unsigned char* state_at(const State& state, uint32_t span) {
-    const uint64_t elements = state_elements(state.slots[span], state.stride, state.bits);
+__device__ __forceinline__ unsigned char* state_of(const State& state, uint32_t slot) {
+    const uint64_t elements = state_elements(slot, state.stride, state.bits);
     return state.pages + state.offset + elements * element_bytes(state.dtype);
+}
+
+// The first byte of where a span's state goes.
+__device__ __forceinline__ unsigned char* state_at(const State& state, uint32_t span) {
+    return state_of(state, state.slots[span]);
+}
+
+// The first byte of where it comes from.
+__device__ __forceinline__ const unsigned char* source_at(const State& state, uint32_t span) {
+    return state_of(state, state.sources[span]);
 }
 
 // A stale page may hold a signalling NaN; widening makes it quiet, as the CPU's does.

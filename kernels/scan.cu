@@ -80,11 +80,12 @@ __device__ __forceinline__ void forward(
 
     const bool paged = state.pages != nullptr;
     const bool reads = paged && state.reads[span];
+    const unsigned char* from = reads ? source_at(state, span) : nullptr;
     unsigned char* at = paged ? state_at(state, span) : nullptr;
     const uint64_t first = static_cast<uint64_t>(channel) * n;
 #pragma unroll
     for (uint32_t i = 0; i < n; ++i) {
-        h[i] = reads ? load_element(at, state.dtype, first + i) : 0.0f;
+        h[i] = reads ? load_element(from, state.dtype, first + i) : 0.0f;
     }
     const float skip = skip_d[channel], dt_bias = dt_bias_d[channel];
     const uint64_t end = static_cast<uint64_t>(starts[span]) + lens[span];
@@ -116,7 +117,7 @@ extern "C" __global__ void scan_load(State state, uint64_t len, unsigned char* c
     const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     const uint32_t span = blockIdx.y;
     if (i >= len || !state.reads[span]) return;
-    copy_element(copies, state_at(state, span), state.dtype, span * len + i, i);
+    copy_element(copies, source_at(state, span), state.dtype, span * len + i, i);
 }
 
 extern "C" __global__ void scan_store(

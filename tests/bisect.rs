@@ -65,6 +65,25 @@ fn a_stale_state_ends_with_the_split_rule_and_with_the_budget() {
 }
 
 #[test]
+fn k09_a_stale_prefix_cache_ends_with_the_cache() {
+    let sets = [
+        "trainer.update=adamw",
+        "trainer.learning_rate=1e-2",
+        "trainer.weight_decay=0.5",
+        "engine.enable_prefix_caching=true",
+        "engine.faults=[\"keep_cache_over_updates\"]",
+        "engine.max_model_len=96",
+        "task.prompt_tokens=64",
+    ];
+    let run = Run::of("tests/fixtures/sums.toml", &sets);
+    assert_eq!(run.summary()["spike_steps"], serde_json::json!([2, 3]));
+    let (text, table) = bisect(run.root(), &[]);
+    let expected = "step 2: points to reused state: stale weights or a wrong boundary";
+    assert!(text.starts_with(expected), "{text}");
+    assert_eq!(effect(&table, "enable_prefix_caching"), "gone");
+}
+
+#[test]
 fn what_no_lever_of_the_engine_ends_is_somewhere_else() {
     let run = Run::small(&["trainer.faults=[\"trainer_weight_ulp\"]", "trainer.update=none"]);
     let (text, table) = bisect(run.root(), &[]);

@@ -98,6 +98,7 @@ fn engine(source: &Source, model_dtype: Dtype) -> EngineConfig {
         max_model_len: source.get("engine.max_model_len"),
         enable_chunked_prefill: source.get("engine.enable_chunked_prefill"),
         enforce_eager: source.get("engine.enforce_eager"),
+        enable_prefix_caching: source.get("engine.enable_prefix_caching"),
         mamba_ssm_cache_dtype: match state_dtype.as_str() {
             "auto" => model_dtype,
             _ => source.get("engine.mamba_ssm_cache_dtype"),

@@ -127,9 +127,8 @@ keys! {
         "Prompt and completion together, in tokens.";
     "engine.enable_chunked_prefill", Kind::Bool, Is("true"), "vLLM enable_chunked_prefill",
         "Whether a prompt may be computed over several engine steps.";
-    "engine.enable_prefix_caching",
-        Kind::Only { value: "false", why: "this build has no prefix cache" },
-        Is("false"), "vLLM enable_prefix_caching", "Whether prompts share computed blocks.";
+    "engine.enable_prefix_caching", Kind::Bool, Is("false"), "vLLM enable_prefix_caching",
+        "Whether a request starts behind the full blocks of its tokens that are computed already.";
     "engine.enforce_eager", Kind::Bool, Is("true"), "vLLM enforce_eager",
         "false fills batches of decodes with idle rows up to 1, 2, 4 or a multiple of 8 rows.";
     "engine.mamba_ssm_cache_dtype", Kind::OneOf(STATE_DTYPES), Is("\"auto\""),

@@ -85,6 +85,8 @@ pub struct EngineConfig {
     pub enable_chunked_prefill: bool,
     /// Whether a batch of decodes runs as it is; else it is padded up to a captured size.
     pub enforce_eager: bool,
+    /// Whether requests start behind the tokens whose full blocks are computed already.
+    pub enable_prefix_caching: bool,
     /// The dtype of the recurrent state in its cache pages; resolved (`auto` is the model's dtype).
     pub mamba_ssm_cache_dtype: Dtype,
     pub batch_split: BatchSplit,
@@ -109,6 +111,17 @@ pub enum Device {
 }
 
 impl EngineConfig {
+    /// The width of slot x stride in the prefill scan. As vLLM's kernel has it, a scan that keeps
+    /// the states of block ends takes slots in 64 bits.
+    #[must_use]
+    pub fn scan_index_bits(&self) -> u32 {
+        if self.enable_prefix_caching {
+            u64::BITS
+        } else {
+            self.state_index_bits
+        }
+    }
+
     /// Whether the number of blocks is what the device's own memory leaves.
     #[must_use]
     pub fn is_measured(&self) -> bool {

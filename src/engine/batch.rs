@@ -179,8 +179,9 @@ impl StepBatch {
         &self.tokens[start..start + len]
     }
 
-    /// The row's block table in a group: one block of a Mamba group, one every `block_tokens`
-    /// positions of an attention group.
+    /// The row's block table in a group. Of a Mamba group the block that its state is stored to,
+    /// and before it, where it is another one, the block that the state is read from; of an
+    /// attention group one block every `block_tokens` positions.
     #[must_use]
     pub fn blocks(&self, row: usize, group: GroupId) -> &[BlockId] {
         assert!(group.index() < self.num_groups, "group {group} of {}", self.num_groups);
@@ -279,7 +280,9 @@ impl StepBatch {
         let end = computed_tokens + scheduled_tokens;
         assert_eq!(end, request.computed_tokens(), "{request_id} advanced when it was planned");
         self.tokens.extend((computed_tokens..end).map(|position| request.token(position)));
-        for state in request.state_blocks() {
+        for (group, state) in request.state_blocks().iter().enumerate() {
+            let source = request.state_source(group);
+            self.blocks.extend((source != state.block).then_some(source));
             self.blocks.push(state.block);
             self.block_starts.push(self.blocks.len() as u32);
         }
@@ -298,7 +301,8 @@ impl StepBatch {
             self.tokens.push(TokenId::new(0));
             for group in (0..self.num_groups).map(|group| GroupId::new(group as u16)) {
                 let shared = writes && group.index() < layout.num_mamba_groups;
-                let block = if shared { self.blocks(0, group)[0] } else { NULL_BLOCK };
+                let first = self.blocks(0, group).last().copied();
+                let block = first.filter(|_| shared).unwrap_or(NULL_BLOCK);
                 self.blocks.push(block);
                 self.block_starts.push(self.blocks.len() as u32);
             }

@@ -79,17 +79,51 @@ pub struct SampledToken {
 pub struct Life {
     /// In which its first row ran.
     pub engine_step: EngineStep,
-    /// Of its first row. A prefill row starts from zero; a decode row reads its state blocks
-    /// whatever they hold.
+    /// Of its first row. A prefill row starts from zero, or from the state of a cached prefix; a
+    /// decode row reads its state blocks whatever they hold.
     pub phase: Phase,
     /// Tokens of its first row.
     pub scheduled_tokens: u32,
     /// Tokens of the completion that earlier lives had sampled.
     pub sampled_before: u32,
-    /// One a Mamba group, in group order.
+    /// One a Mamba group, in group order; with a prefix cache those that its first row stored to.
     pub state_blocks: Vec<StateBlock>,
-    /// Group after group, each in the order of the tokens it holds.
+    /// Group after group, each in the order of the tokens it holds; those found as cached among
+    /// them.
     pub attn_blocks: Vec<BlockId>,
+    /// The blocks it began with because the prefix cache had them: group after group, each in the
+    /// order of their tokens; of a Mamba group the last one alone.
+    pub cached: Vec<CachedBlock>,
+    /// Every block that it took for itself, in order.
+    pub taken: Vec<TakenBlock>,
+}
+
+impl Life {
+    /// Tokens that it did not have to compute.
+    #[must_use]
+    pub fn cached_tokens(&self) -> u32 {
+        self.cached.iter().map(|cached| cached.tokens).max().unwrap_or(0)
+    }
+}
+
+/// A full block of the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedBlock {
+    pub block: BlockId,
+    /// Whose tokens filled it.
+    pub filled_by: RequestId,
+    /// Of the weights that filled it.
+    pub weight_version: WeightVersion,
+    /// Of the prefix, from the first one to the end of this block.
+    pub tokens: u32,
+}
+
+/// A block that a request took from the free list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakenBlock {
+    pub block: BlockId,
+    /// From which on it was the request's.
+    pub engine_step: EngineStep,
 }
 
 /// One state block a request held, as it was when the request took it.
@@ -116,6 +150,7 @@ pub struct Completion {
     /// In order; the last one was not preempted. Empty where the engine keeps no such record.
     pub lives: Vec<Life>,
     pub preemptions: u32,
+    /// Tokens of the last life that the prefix cache spared it.
     pub cached_tokens: u32,
 }
 
@@ -129,6 +164,12 @@ impl Completion {
     #[must_use]
     pub fn state_blocks(&self) -> &[StateBlock] {
         self.lives.last().map_or(&[], |life| &life.state_blocks)
+    }
+
+    /// Of the last life.
+    #[must_use]
+    pub fn cached_blocks(&self) -> &[CachedBlock] {
+        self.lives.last().map_or(&[], |life| &life.cached)
     }
 
     /// Of the last life.

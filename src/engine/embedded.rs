@@ -110,7 +110,8 @@ impl Engine {
         })
     }
 
-    /// Takes new weights, between steps only. Pool and pages stay as they are.
+    /// Takes new weights, between steps only. Pool and pages stay as they are; what the prefix
+    /// cache has of other weights is not found any more.
     pub fn load(&mut self, version: WeightVersion, mut units: Vec<UnitBytes>) {
         assert!(!self.scheduler.has_unfinished(), "weights change between steps, not within one");
         self.hand_over.receive(&self.plan, &mut units);
@@ -123,12 +124,13 @@ impl Engine {
         let head_fingerprint = head_fingerprint.filter(|head| *head != fingerprints[0]);
         // The old ones go first: a device has no room for both.
         self.weights = None;
+        self.scheduler.new_weights(version);
         let plan = copied_head.as_ref().map_or(&self.plan, |head| &head.plan);
         let mut model = Model::load(plan, &self.num, &units, &self.device);
         if self.config.faults.contains(&Fault::GateRenormalised) {
             model.blocks.iter_mut().for_each(Block::renormalise_gate);
         }
-        let (bits, layout) = (self.config.state_index_bits, self.scheduler.layout());
+        let (bits, layout) = (self.config.scan_index_bits(), self.scheduler.layout());
         let runner = Runner::new(self.num, layout, model, bits).with_faults(&self.config.faults);
         let all: Vec<u64> = fingerprints.iter().copied().chain(head_fingerprint).collect();
         let fingerprint = combine_fingerprints(&all);
@@ -143,7 +145,8 @@ impl Engine {
     /// Runs requests to their ends; completions come back in the order of the requests.
     ///
     /// # Errors
-    /// A request that could never run; nothing has been generated then.
+    /// A request that could never run, and nothing has been generated then; or a block that is given
+    /// back twice.
     pub fn generate(
         &mut self,
         requests: Vec<GenerationRequest>,
@@ -152,7 +155,7 @@ impl Engine {
         let order: HashMap<_, _> = ids.iter().zip(0..).map(|(&id, index)| (id, index)).collect();
         let mut done: Vec<Completion> = Vec::with_capacity(ids.len());
         while self.scheduler.has_unfinished() {
-            done.extend(self.step());
+            done.extend(self.step()?);
         }
         done.sort_by_key(|completion| order[&completion.id]);
         assert_eq!(done.len(), ids.len(), "one completion a request");
@@ -160,8 +163,11 @@ impl Engine {
     }
 
     /// One engine step; returns the completions that it finished.
-    pub fn step(&mut self) -> Vec<Completion> {
-        let Some(plan) = self.scheduler.schedule() else { return Vec::new() };
+    ///
+    /// # Errors
+    /// As [`Scheduler::update`].
+    pub fn step(&mut self) -> Result<Vec<Completion>, EngineError> {
+        let Some(plan) = self.scheduler.schedule() else { return Ok(Vec::new()) };
         let batch = self.batch.build(&plan, &self.scheduler);
         self.scheduler.note_rows(&plan, &batch.rows);
         self.strike.before(&batch, self.scheduler.layout(), &mut self.pages);
@@ -178,11 +184,11 @@ impl Engine {
         }
         let contracts = (&self.contract, unlabelled(&self.config.faults, &self.contract));
         let sampled = sample(&weights.runner, &self.noise, contracts, &batch, &x_th);
-        let finished = self.scheduler.update(&plan, &sampled);
+        let finished = self.scheduler.update(&plan, &sampled)?;
         let complete = |one: super::Finished| {
             one.into_completion(self.contract, weights.version, weights.fingerprint)
         };
-        finished.into_iter().map(complete).collect()
+        Ok(finished.into_iter().map(complete).collect())
     }
 
     /// Looks on from the next step on, or no more.
@@ -274,7 +280,9 @@ impl Engine {
 /// As [`Layout::new`].
 pub fn layout(plan: &Plan, num: &Numerics, config: &EngineConfig) -> Result<Layout, EngineError> {
     let len = config.max_model_len;
-    Layout::new(&CacheSpec::of_model(&plan.config, num.dtype, num.state_dtype, len))
+    let spec = CacheSpec::of_model(&plan.config, num.dtype, num.state_dtype, len);
+    let layout = Layout::new(&spec)?;
+    Ok(if config.enable_prefix_caching { layout.with_prefix_cache() } else { layout })
 }
 
 /// What the number of blocks is made from.

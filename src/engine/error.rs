@@ -87,6 +87,24 @@ pub enum EngineError {
     BlockFreeTwice { block: BlockId },
     #[error("block {block} is in the free list while request {owner} owns it")]
     BlockFreeAndOwned { block: BlockId, owner: RequestId },
+    #[error(
+        "request {holder} frees block {block}, which is free already: {}; a block that is freed \
+         twice would soon have two owners",
+        last_of(.last)
+    )]
+    BlockFreedTwice { block: BlockId, holder: RequestId, last: Option<RequestId> },
+    #[error(
+        "request {holder} frees block {block}, which {owner} owns: only its holders may free a \
+         block, or it would soon have two owners"
+    )]
+    BlockOfAnother { block: BlockId, holder: RequestId, owner: RequestId },
     #[error("block {block} is lost: nobody owns it and it is not in the free list")]
     BlockLost { block: BlockId },
+}
+
+fn last_of(last: &Option<RequestId>) -> String {
+    match last {
+        Some(request) => format!("{request} freed it last"),
+        None => "nobody has ever held it".to_owned(),
+    }
 }

@@ -96,6 +96,9 @@ pub struct Layout {
     /// From one block's scan state to the next, in elements: the padded page. `None` without
     /// Mamba layers.
     pub state_stride: Option<u64>,
+    /// Tokens of one block of every group, where full blocks are kept to be found again; `None`
+    /// without a prefix cache.
+    pub prefix_block_tokens: Option<u32>,
     pub max_model_len: u32,
 }
 
@@ -166,8 +169,27 @@ impl Layout {
             page_bytes,
             block_tokens,
             state_stride: mamba.and_then(stride),
+            prefix_block_tokens: None,
             max_model_len: spec.max_model_len,
         })
+    }
+
+    /// The same pages with a prefix cache, as vLLM's `mamba_cache_mode = "all"`: a Mamba group then
+    /// has a block every so many tokens too, for the state after the last of them. Without
+    /// attention these are as many as an attention block has elsewhere.
+    #[must_use]
+    pub fn with_prefix_cache(self) -> Self {
+        Self { prefix_block_tokens: self.block_tokens.or(Some(TOKENS_STEP as u32)), ..self }
+    }
+
+    /// The most tokens of a row that begins behind `computed` tokens: where states are kept at block
+    /// ends, a row ends at one, because a prefill row stores its last state alone.
+    #[must_use]
+    pub fn row_tokens_max(&self, computed: u32) -> u32 {
+        match self.prefix_block_tokens {
+            Some(block) if self.num_mamba_groups > 0 => block - computed % block,
+            _ => u32::MAX,
+        }
     }
 
     /// Blocks of one attention group that hold `tokens` tokens.
@@ -177,11 +199,14 @@ impl Layout {
     }
 
     /// Blocks that a request holds once `tokens` tokens are computed: one a Mamba group for its
-    /// whole life, and each attention group's share.
+    /// whole life, or with a prefix cache one every so many tokens, and each attention group's
+    /// share.
     #[must_use]
     pub fn blocks_for(&self, tokens: u32) -> u64 {
         let attention_groups = (self.groups.len() - self.num_mamba_groups) as u64;
-        self.num_mamba_groups as u64 + attention_groups * u64::from(self.attention_blocks(tokens))
+        let states = self.prefix_block_tokens.map_or(1, |block| tokens.div_ceil(block));
+        self.num_mamba_groups as u64 * u64::from(states)
+            + attention_groups * u64::from(self.attention_blocks(tokens))
     }
 
     /// The first block whose state lies past the reach of a `bits`-bit index: slot · stride ≥

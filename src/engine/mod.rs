@@ -14,6 +14,7 @@ mod forced;
 mod layout;
 mod plan;
 mod pool;
+mod prefix;
 mod profile;
 mod replay;
 mod request;
@@ -27,7 +28,8 @@ mod trace;
 
 pub use batch::{PersistentBatch, Row, StepBatch};
 pub use completion::{
-    Completion, FinishReason, GenerationRequest, Life, Phase, SampledToken, StateBlock,
+    CachedBlock, Completion, FinishReason, GenerationRequest, Life, Phase, SampledToken,
+    StateBlock, TakenBlock,
 };
 pub use embedded::{block_memory, layout, Engine};
 pub use error::EngineError;
@@ -37,6 +39,7 @@ pub use layout::{
 };
 pub use plan::{Admission, Scheduled, StepPlan};
 pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
+pub use prefix::{Filled, Hit, Origin, PrefixCache, PrefixHash};
 pub use profile::measured_memory;
 pub use replay::{Cause, Forecast, Misread, Replay, Source};
 pub use request::{Finished, Request};

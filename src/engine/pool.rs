@@ -5,31 +5,40 @@
 //! (`v1/core/block_pool.py`): that persistence is what gives a stale state or a high block id a
 //! period of several steps.
 
-use std::collections::VecDeque;
+mod free_list;
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{EngineError, StateBlock};
+use self::free_list::FreeList;
+use super::{EngineError, Filled, PrefixCache, StateBlock};
 use crate::base::{BlockId, Generation, RequestId};
 use crate::config::FreeListOrder;
 
 /// Never handed out: kernels may use it as padding.
 pub const NULL_BLOCK: BlockId = BlockId::new(0);
 
-/// Blocks 1 to `num_blocks - 1`, each free or owned by one request.
+/// Blocks 1 to `num_blocks - 1`, each free or held: by the request that took it, and by those that
+/// found it in the prefix cache.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     order: FreeListOrder,
     /// The next block to take is in front.
-    free: VecDeque<BlockId>,
+    free: FreeList,
     /// By block id, the null block included.
     blocks: Vec<BlockRecord>,
+    /// Who holds a block beside its owner, an entry a hold; no list is empty.
+    sharers: BTreeMap<BlockId, Vec<RequestId>>,
+    /// Which blocks can be found by what they hold, whether somebody holds them or not.
+    cache: PrefixCache,
     taken: u64,
 }
 
 /// What the pool remembers of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockRecord {
+    /// Who holds it; of several the one that has held it longest.
     pub owner: Option<RequestId>,
     /// Who last gave it back; `None` on a virgin block.
     pub previous_owner: Option<RequestId>,
@@ -45,6 +54,9 @@ pub struct PoolSnapshot {
     pub blocks: Vec<BlockRecord>,
     /// Blocks taken over the pool's life.
     pub taken: u64,
+    /// What the prefix cache finds, by block id.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<Filled>,
 }
 
 impl BlockPool {
@@ -52,10 +64,14 @@ impl BlockPool {
     #[must_use]
     pub fn new(num_blocks: u32, order: FreeListOrder) -> Self {
         assert!(num_blocks > 0, "a pool holds at least the null block");
+        let mut free = FreeList::empty(num_blocks as usize);
+        (1..num_blocks).map(BlockId::new).for_each(|block| free.push_back(block));
         Self {
             order,
-            free: (1..num_blocks).map(BlockId::new).collect(),
+            free,
             blocks: vec![BlockRecord::default(); num_blocks as usize],
+            sharers: BTreeMap::new(),
+            cache: PrefixCache::default(),
             taken: 0,
         }
     }
@@ -68,14 +84,15 @@ impl BlockPool {
             return None;
         }
         self.taken += n as u64;
-        let blocks = &mut self.blocks;
-        let mark = |block: BlockId| {
-            let record = &mut blocks[block.index()];
+        let mut take = || {
+            let block = self.free.pop_front().expect("they were just counted");
+            let record = &mut self.blocks[block.index()];
             if let Some(holder) = record.owner {
                 panic!(
                     "block {block} is in the free list while {holder} owns it; {owner} wants it"
                 );
             }
+            self.cache.forget(block);
             record.owner = Some(owner);
             record.generation = Generation::new(record.generation.get() + 1);
             StateBlock {
@@ -84,29 +101,73 @@ impl BlockPool {
                 previous_owner: record.previous_owner,
             }
         };
-        Some(self.free.drain(..n).map(mark).collect())
+        Some((0..n).map(|_| take()).collect())
     }
 
-    /// Gives blocks back one after the other. Panics if `owner` does not hold one of them: a block
-    /// freed twice or by a stranger would soon have two owners.
-    pub fn release(&mut self, blocks: impl IntoIterator<Item = BlockId>, owner: RequestId) {
+    /// One more holds these blocks, for what is in them: a free one leaves the free list.
+    pub fn share(&mut self, blocks: impl IntoIterator<Item = BlockId>, holder: RequestId) {
         for block in blocks {
             let record = &mut self.blocks[block.index()];
             match record.owner {
-                Some(holder) if holder == owner => {}
-                Some(holder) => panic!("{owner} frees block {block}, which {holder} owns"),
+                Some(_) => self.sharers.entry(block).or_default().push(holder),
                 None => {
-                    let last =
-                        record.previous_owner.map_or("nobody".to_owned(), |id| id.to_string());
-                    panic!("{owner} frees block {block}, which is free; {last} freed it last")
+                    record.owner = Some(holder);
+                    self.free.remove(block);
                 }
             }
+        }
+    }
+
+    /// Gives blocks back one after the other; each is free once nobody holds it any more.
+    ///
+    /// # Errors
+    /// `holder` does not hold one of them: a block freed twice or by a stranger would soon have two
+    /// owners. The blocks before it are given back.
+    pub fn release(
+        &mut self,
+        blocks: impl IntoIterator<Item = BlockId>,
+        holder: RequestId,
+    ) -> Result<(), EngineError> {
+        blocks.into_iter().try_for_each(|block| self.release_one(block, holder))
+    }
+
+    fn release_one(&mut self, block: BlockId, holder: RequestId) -> Result<(), EngineError> {
+        let record = &mut self.blocks[block.index()];
+        let sharers = self.sharers.get_mut(&block);
+        if record.owner != Some(holder) {
+            let place = sharers.as_ref().and_then(|all| all.iter().position(|&one| one == holder));
+            let (Some(sharers), Some(place)) = (sharers, place) else {
+                return Err(match record.owner {
+                    Some(owner) => EngineError::BlockOfAnother { block, holder, owner },
+                    None => {
+                        EngineError::BlockFreedTwice { block, holder, last: record.previous_owner }
+                    }
+                });
+            };
+            sharers.remove(place);
+        } else if let Some(sharers) = sharers {
+            record.owner = Some(sharers.remove(0));
+        } else {
             record.previous_owner = record.owner.take();
             match self.order {
                 FreeListOrder::Fifo => self.free.push_back(block),
                 FreeListOrder::Lifo => self.free.push_front(block),
             }
         }
+        if self.sharers.get(&block).is_some_and(Vec::is_empty) {
+            self.sharers.remove(&block);
+        }
+        Ok(())
+    }
+
+    #[must_use]
+    pub fn cache(&self) -> &PrefixCache {
+        &self.cache
+    }
+
+    /// From here on a block is found by what it holds, until it is taken again.
+    pub fn remember(&mut self, filled: Filled) {
+        self.cache.enter(filled);
     }
 
     /// The null block included.
@@ -123,7 +184,13 @@ impl BlockPool {
 
     /// Free blocks, next to be taken first.
     pub fn free_blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + '_ {
-        self.free.iter().copied()
+        self.free.iter()
+    }
+
+    /// Who holds a block beside its owner.
+    #[must_use]
+    pub fn sharers(&self, block: BlockId) -> &[RequestId] {
+        self.sharers.get(&block).map_or(&[], Vec::as_slice)
     }
 
     #[must_use]
@@ -137,36 +204,29 @@ impl BlockPool {
         self.taken
     }
 
-    /// Every block but the null block is either owned or in the free list, once.
+    /// Every block but the null block is either held or in the free list, once, and no block is
+    /// shared that nobody owns.
     ///
     /// # Errors
     /// Names the first block for which this does not hold.
     pub fn check(&self) -> Result<(), EngineError> {
-        let last = self.num_blocks() - 1;
-        let mut is_free = vec![false; self.blocks.len()];
-        for &block in &self.free {
-            if block == NULL_BLOCK || block.get() > last {
-                return Err(EngineError::BlockUnknown { block, last });
-            }
-            if let Some(owner) = self.record(block).owner {
-                return Err(EngineError::BlockFreeAndOwned { block, owner });
-            }
-            if std::mem::replace(&mut is_free[block.index()], true) {
-                return Err(EngineError::BlockFreeTwice { block });
-            }
+        check(self.free.iter(), &self.blocks)?;
+        let without_owner = |block: &&BlockId| self.record(**block).owner.is_none();
+        match self.sharers.keys().find(without_owner) {
+            Some(&block) => Err(EngineError::BlockLost { block }),
+            None => Ok(()),
         }
-        let lost = (1..=last)
-            .map(BlockId::new)
-            .find(|&block| !is_free[block.index()] && self.record(block).owner.is_none());
-        lost.map_or(Ok(()), |block| Err(EngineError::BlockLost { block }))
     }
 
+    /// Only when no block is shared.
     #[must_use]
     pub fn snapshot(&self) -> PoolSnapshot {
+        assert!(self.sharers.is_empty(), "blocks are shared: {:?}", self.sharers);
         PoolSnapshot {
-            free: self.free.iter().copied().collect(),
+            free: self.free.iter().collect(),
             blocks: self.blocks.clone(),
             taken: self.taken,
+            cache: self.cache.entries(),
         }
     }
 
@@ -179,118 +239,42 @@ impl BlockPool {
         if found != expected {
             return Err(EngineError::PoolSize { found, expected });
         }
-        let restored = Self {
-            order: self.order,
-            free: snapshot.free.into(),
-            blocks: snapshot.blocks,
-            taken: snapshot.taken,
-        };
-        restored.check()?;
-        *self = restored;
+        check(snapshot.free.iter().copied(), &snapshot.blocks)?;
+        let last = self.num_blocks() - 1;
+        let is_unknown = |block: &BlockId| block.get() > last;
+        if let Some(block) = snapshot.cache.iter().map(|one| one.cached.block).find(is_unknown) {
+            return Err(EngineError::BlockUnknown { block, last });
+        }
+        let mut free = FreeList::empty(snapshot.blocks.len());
+        snapshot.free.into_iter().for_each(|block| free.push_back(block));
+        let mut cache = PrefixCache::default();
+        snapshot.cache.into_iter().for_each(|filled| cache.enter(filled));
+        let (order, sharers, taken) = (self.order, BTreeMap::new(), snapshot.taken);
+        *self = Self { order, free, blocks: snapshot.blocks, sharers, cache, taken };
         Ok(())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const A: RequestId = RequestId::new(1, 0, 0);
-    const B: RequestId = RequestId::new(1, 0, 1);
-
-    fn ids(blocks: &[StateBlock]) -> Vec<u32> {
-        blocks.iter().map(|taken| taken.block.get()).collect()
-    }
-
-    fn give_back(pool: &mut BlockPool, blocks: &[u32], owner: RequestId) {
-        pool.release(blocks.iter().copied().map(BlockId::new), owner);
-    }
-
-    #[test]
-    fn the_order_of_reuse_is_the_policy() {
-        for (order, next) in
-            [(FreeListOrder::Fifo, [6, 7, 2, 1]), (FreeListOrder::Lifo, [1, 2, 6, 7])]
-        {
-            let mut pool = BlockPool::new(8, order);
-            assert_eq!(ids(&pool.take(3, A).unwrap()), [1, 2, 3], "{order:?}");
-            assert_eq!(ids(&pool.take(2, B).unwrap()), [4, 5], "{order:?}");
-            give_back(&mut pool, &[2, 1], A);
-            assert_eq!(ids(&pool.take(4, B).unwrap()), next, "{order:?}");
-            assert_eq!(pool.taken(), 9);
-            pool.check().unwrap();
+/// Every block but the null block is either owned or in the free list, once.
+fn check(free: impl Iterator<Item = BlockId>, blocks: &[BlockRecord]) -> Result<(), EngineError> {
+    let last = blocks.len() as u32 - 1;
+    let mut is_free = vec![false; blocks.len()];
+    for block in free {
+        if block == NULL_BLOCK || block.get() > last {
+            return Err(EngineError::BlockUnknown { block, last });
+        }
+        if let Some(owner) = blocks[block.index()].owner {
+            return Err(EngineError::BlockFreeAndOwned { block, owner });
+        }
+        if std::mem::replace(&mut is_free[block.index()], true) {
+            return Err(EngineError::BlockFreeTwice { block });
         }
     }
-
-    #[test]
-    fn taking_is_all_or_nothing() {
-        let mut pool = BlockPool::new(4, FreeListOrder::Fifo);
-        assert_eq!(pool.take(4, A), None);
-        assert_eq!((pool.free_blocks().len(), pool.taken()), (3, 0));
-        assert_eq!(ids(&pool.take(3, A).unwrap()), [1, 2, 3]);
-        assert_eq!(pool.take(1, A), None);
-        assert_eq!(pool.take(0, A), Some(vec![]));
-    }
-
-    #[test]
-    fn a_block_remembers_whose_bytes_it_carries() {
-        let mut pool = BlockPool::new(2, FreeListOrder::Fifo);
-        let expected = [(A, 1, None), (B, 2, Some(A)), (A, 3, Some(B))];
-        for (owner, generation, previous_owner) in expected {
-            let taken = pool.take(1, owner).unwrap()[0];
-            let generation = Generation::new(generation);
-            assert_eq!(taken, StateBlock { block: BlockId::new(1), generation, previous_owner });
-            pool.release([taken.block], owner);
-        }
-    }
-
-    #[test]
-    #[should_panic(expected = "s1.p0.r1 frees block 2, which s1.p0.r0 owns")]
-    fn freeing_the_block_of_another_is_refused() {
-        let mut pool = BlockPool::new(4, FreeListOrder::Fifo);
-        pool.take(2, A).unwrap();
-        give_back(&mut pool, &[2], B);
-    }
-
-    #[test]
-    #[should_panic(expected = "s1.p0.r1 frees block 2, which is free; s1.p0.r0 freed it last")]
-    fn freeing_twice_is_refused() {
-        let mut pool = BlockPool::new(4, FreeListOrder::Fifo);
-        pool.take(2, A).unwrap();
-        give_back(&mut pool, &[2], A);
-        give_back(&mut pool, &[2], B);
-    }
-
-    #[test]
-    fn a_snapshot_goes_on_where_the_pool_was() {
-        let mut pool = BlockPool::new(6, FreeListOrder::Lifo);
-        pool.take(3, A).unwrap();
-        give_back(&mut pool, &[1, 3], A);
-        let text = serde_json::to_string(&pool.snapshot()).unwrap();
-        let mut other = BlockPool::new(6, FreeListOrder::Lifo);
-        other.restore(serde_json::from_str(&text).unwrap()).unwrap();
-        assert_eq!(other.snapshot(), pool.snapshot());
-        assert_eq!(other.take(4, B), pool.take(4, B));
-    }
-
-    #[test]
-    fn a_damaged_snapshot_is_named() {
-        let block = BlockId::new;
-        let mut pool = BlockPool::new(4, FreeListOrder::Fifo);
-        pool.take(1, A).unwrap();
-        let good = pool.snapshot();
-        let cases = [
-            (vec![2, 3, 2], EngineError::BlockFreeTwice { block: block(2) }),
-            (vec![2], EngineError::BlockLost { block: block(3) }),
-            (vec![2, 3, 1], EngineError::BlockFreeAndOwned { block: block(1), owner: A }),
-            (vec![0, 2, 3], EngineError::BlockUnknown { block: block(0), last: 3 }),
-            (vec![2, 3, 4], EngineError::BlockUnknown { block: block(4), last: 3 }),
-        ];
-        for (free, error) in cases {
-            let free = free.into_iter().map(block).collect();
-            assert_eq!(pool.restore(PoolSnapshot { free, ..good.clone() }), Err(error));
-            assert_eq!(pool.snapshot(), good, "a refused snapshot changes nothing");
-        }
-        let mut small = BlockPool::new(3, FreeListOrder::Fifo);
-        assert_eq!(small.restore(good), Err(EngineError::PoolSize { found: 4, expected: 3 }));
-    }
+    let lost = (1..=last)
+        .map(BlockId::new)
+        .find(|&block| !is_free[block.index()] && blocks[block.index()].owner.is_none());
+    lost.map_or(Ok(()), |block| Err(EngineError::BlockLost { block }))
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,9 +88,11 @@ pub struct Source {
 }
 
 impl Replay {
-    /// Of an engine with this layout, block count and configuration, before its first step.
+    /// Of an engine with this layout, block count and configuration, before its first step. There
+    /// is no replay of a prefix cache: what is found there depends on the tokens that are sampled.
     #[must_use]
     pub fn new(layout: Layout, num_blocks: u32, config: &EngineConfig) -> Self {
+        assert_eq!(layout.prefix_block_tokens, None, "a prefix cache is not replayed");
         let shadow = Shadow::new(&layout, num_blocks, config.state_index_bits);
         let pool = BlockPool::new(num_blocks, config.free_list);
         Self {
@@ -114,15 +116,15 @@ impl Replay {
         let ids = self.scheduler.add_all(requests.into_iter().map(to_the_limit))?;
         let mut done: HashMap<RequestId, Forecast> = HashMap::with_capacity(ids.len());
         while self.scheduler.has_unfinished() {
-            done.extend(self.step().into_iter().map(|forecast| (forecast.id, forecast)));
+            done.extend(self.step()?.into_iter().map(|forecast| (forecast.id, forecast)));
         }
         let of = |id| done.remove(id).expect("one forecast a request");
         Ok(ids.iter().map(of).collect())
     }
 
     /// One engine step; returns the forecasts of the requests that it finished.
-    fn step(&mut self) -> Vec<Forecast> {
-        let Some(plan) = self.scheduler.schedule() else { return Vec::new() };
+    fn step(&mut self) -> Result<Vec<Forecast>, EngineError> {
+        let Some(plan) = self.scheduler.schedule() else { return Ok(Vec::new()) };
         let batch = self.batch.build(&plan, &self.scheduler);
         self.scheduler.note_rows(&plan, &batch.rows);
         let prompt_lens = batch.rows.iter().map(|row| {
@@ -130,8 +132,8 @@ impl Replay {
             request.prompt_len()
         });
         self.shadow.forward(&batch, prompt_lens, self.scheduler.pool());
-        let finished = self.scheduler.update(&plan, &sampled(&batch));
-        finished.into_iter().map(|one| self.forecast(one)).collect()
+        let finished = self.scheduler.update(&plan, &sampled(&batch))?;
+        Ok(finished.into_iter().map(|one| self.forecast(one)).collect())
     }
 
     fn forecast(&mut self, finished: Finished) -> Forecast {

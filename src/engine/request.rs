@@ -1,8 +1,10 @@
 //! A request inside the engine: its tokens, how far they are computed, and the blocks it holds.
 
+mod cached;
+
 use super::{
-    BlockPool, Completion, FinishReason, GenerationRequest, Layout, Life, Phase, SampledToken,
-    StateBlock,
+    BlockPool, CachedBlock, Completion, EngineError, FinishReason, GenerationRequest, Layout, Life,
+    Phase, PrefixHash, SampledToken, StateBlock, TakenBlock,
 };
 use crate::base::{BlockId, Contract, EngineStep, RequestId, TokenId, WeightVersion};
 
@@ -13,10 +15,21 @@ pub struct Request {
     sampled: Vec<SampledToken>,
     /// Tokens of prompt and completion whose caches are computed, the scheduled ones included.
     computed: u32,
-    /// One a Mamba group, in group order; held from the first chunk to the end of this life.
+    /// One a Mamba group, in group order: where the next state is stored. Held from the first
+    /// chunk to the end of this life.
     state_blocks: Vec<StateBlock>,
+    /// By Mamba group, in the order of their tokens: blocks with the states of earlier block ends.
+    /// Empty without a prefix cache.
+    boundaries: Vec<Vec<BlockId>>,
+    /// Whether the row in flight finds its state in the last of these, not in the state blocks.
+    reads_boundary: bool,
     /// By attention group; each in the order of the tokens it holds.
     attn_blocks: Vec<Vec<BlockId>>,
+    /// Of its full blocks, as far as they were asked for.
+    hashes: Vec<PrefixHash>,
+    /// Of this life, as are the next ones.
+    cached: Vec<CachedBlock>,
+    taken: Vec<TakenBlock>,
     preemptions: u32,
     /// Whether the state blocks were kept over the last preemption.
     keeps_state: bool,
@@ -44,6 +57,7 @@ impl Finished {
         self.request.end_life();
         let Request { asked, sampled, lives, preemptions, .. } = self.request;
         assert_eq!(lives.len() as u32, preemptions + 1, "every life began with a row");
+        let cached_tokens = lives.last().map_or(0, Life::cached_tokens);
         Completion {
             id: asked.id,
             prompt: asked.prompt,
@@ -54,7 +68,7 @@ impl Finished {
             engine_fingerprint,
             lives,
             preemptions,
-            cached_tokens: 0,
+            cached_tokens,
         }
     }
 }
@@ -66,7 +80,12 @@ impl Request {
             sampled: Vec::new(),
             computed: 0,
             state_blocks: Vec::new(),
+            boundaries: Vec::new(),
+            reads_boundary: false,
             attn_blocks: Vec::new(),
+            hashes: Vec::new(),
+            cached: Vec::new(),
+            taken: Vec::new(),
             preemptions: 0,
             keeps_state: false,
             lives: Vec::new(),
@@ -110,9 +129,19 @@ impl Request {
         &self.sampled
     }
 
+    /// One a Mamba group: where the row in flight stores its state.
     #[must_use]
     pub fn state_blocks(&self) -> &[StateBlock] {
         &self.state_blocks
+    }
+
+    /// Where the row in flight finds the state of a Mamba group that it starts from.
+    #[must_use]
+    pub fn state_source(&self, mamba_group: usize) -> BlockId {
+        match self.boundaries.get(mamba_group).and_then(|blocks| blocks.last()) {
+            Some(&boundary) if self.reads_boundary => boundary,
+            _ => self.state_blocks[mamba_group].block,
+        }
     }
 
     /// By attention group; each in the order of the tokens it holds.
@@ -131,15 +160,17 @@ impl Request {
     }
 
     /// Notes through which kernels this life's first tokens run, once its row is known.
-    pub(super) fn begin_life(&mut self, engine_step: EngineStep, phase: Phase) {
+    pub(super) fn begin_life(&mut self, engine_step: EngineStep, phase: Phase, tokens: u32) {
         assert_eq!(self.lives.len() as u32, self.preemptions, "one first row a life");
         self.lives.push(Life {
             engine_step,
             phase,
-            scheduled_tokens: self.computed,
+            scheduled_tokens: tokens,
             sampled_before: self.sampled.len() as u32,
             state_blocks: self.state_blocks.clone(),
             attn_blocks: Vec::new(),
+            cached: Vec::new(),
+            taken: Vec::new(),
         });
     }
 
@@ -147,20 +178,35 @@ impl Request {
         // A scheduler that is driven without a batch notes no rows.
         if let Some(life) = self.lives.last_mut() {
             life.attn_blocks = self.attn_blocks.concat();
+            life.cached = std::mem::take(&mut self.cached);
+            life.taken = std::mem::take(&mut self.taken);
         }
     }
 
-    /// Takes every block that `tokens` more computed tokens need, over all groups in group order,
-    /// or none of them.
-    pub(super) fn advance(&mut self, tokens: u32, layout: &Layout, pool: &mut BlockPool) -> bool {
-        let is_new_life = self.attn_blocks.is_empty() && self.state_blocks.is_empty();
-        let state = if is_new_life { layout.num_mamba_groups } else { 0 };
+    /// Takes every block that `tokens` more computed tokens need in engine step `now`, over all
+    /// groups in group order, or none of them.
+    pub(super) fn advance(
+        &mut self,
+        tokens: u32,
+        layout: &Layout,
+        pool: &mut BlockPool,
+        now: EngineStep,
+    ) -> bool {
+        let is_due = match layout.prefix_block_tokens {
+            Some(block) => self.computed.is_multiple_of(block),
+            None => self.state_blocks.is_empty(),
+        };
+        let state = if is_due { layout.num_mamba_groups } else { 0 };
         let groups = layout.groups.len() - layout.num_mamba_groups;
         let held = self.attn_blocks.first().map_or(0, Vec::len);
         let each = layout.attention_blocks(self.computed + tokens) as usize - held;
         if state + groups * each > 0 {
             let Some(taken) = pool.take(state + groups * each, self.id()) else { return false };
-            self.state_blocks.extend_from_slice(&taken[..state]);
+            let entry = |taken: &StateBlock| TakenBlock { block: taken.block, engine_step: now };
+            self.taken.extend(taken.iter().map(entry));
+            if state > 0 {
+                self.turn_to(&taken[..state]);
+            }
             self.attn_blocks.resize(groups, Vec::new());
             for (blocks, taken) in
                 self.attn_blocks.iter_mut().zip(taken[state..].chunks(each.max(1)))
@@ -168,24 +214,37 @@ impl Request {
                 blocks.extend(taken.iter().map(|taken| taken.block));
             }
         }
+        self.reads_boundary = state > 0;
         self.computed += tokens;
         true
     }
 
     /// In group order, each group's list from its end. The ids stay here for the record.
-    pub(super) fn release_blocks(&self, pool: &mut BlockPool) {
-        pool.release(self.state_blocks.iter().map(|state| state.block), self.id());
-        self.release_attention(pool);
+    ///
+    /// # Errors
+    /// One of them was given back before.
+    pub(super) fn release_blocks(&self, pool: &mut BlockPool) -> Result<(), EngineError> {
+        self.release_states(pool)?;
+        self.release_attention(pool)
     }
 
-    fn release_attention(&self, pool: &mut BlockPool) {
-        for group in &self.attn_blocks {
-            pool.release(group.iter().rev().copied(), self.id());
+    fn release_states(&self, pool: &mut BlockPool) -> Result<(), EngineError> {
+        for (group, state) in self.state_blocks.iter().enumerate() {
+            pool.release([state.block], self.id())?;
+            let boundaries = self.boundaries.get(group).into_iter().flatten();
+            pool.release(boundaries.rev().copied(), self.id())?;
         }
+        Ok(())
     }
 
-    /// Loses all computed tokens, to compute them again from position 0. With `keeps_state` the
-    /// state blocks stay its own, and what is in them is where it starts from.
+    fn release_attention(&self, pool: &mut BlockPool) -> Result<(), EngineError> {
+        let mut groups = self.attn_blocks.iter();
+        groups.try_for_each(|group| pool.release(group.iter().rev().copied(), self.id()))
+    }
+
+    /// Loses all computed tokens, to compute them again from position 0, or from what the prefix
+    /// cache then has of them. With `keeps_state` the state blocks stay its own, and what is in
+    /// them is where it starts from.
     pub(super) fn preempt(&mut self, pool: &mut BlockPool, keeps_state: bool) {
         self.end_life();
         self.computed = 0;
@@ -194,16 +253,16 @@ impl Request {
         if !keeps_state {
             self.give_up_state(pool);
         }
-        self.release_attention(pool);
+        self.release_attention(pool).expect("a running request holds its blocks");
         self.attn_blocks.clear();
     }
 
     /// Gives the state blocks back; false if there are none.
     pub(super) fn give_up_state(&mut self, pool: &mut BlockPool) -> bool {
         self.keeps_state = false;
-        let blocks = std::mem::take(&mut self.state_blocks);
-        pool.release(blocks.iter().map(|state| state.block), self.id());
-        !blocks.is_empty()
+        self.release_states(pool).expect("a request holds its state blocks");
+        self.boundaries.clear();
+        !std::mem::take(&mut self.state_blocks).is_empty()
     }
 
     /// Appends a token and says whether it was the last.

@@ -335,10 +335,12 @@ fn extremes(own: &Projected, spans: &Spans, view: &KeyValueView) -> Vec<Extremes
     spans.iter().map(one).collect()
 }
 
-/// A decode row reads its block whatever it holds; a prefill row where something is computed.
+/// A decode row reads its block whatever it holds; a prefill row where something is computed. The
+/// block that is read is another one than the one stored to where a prefix cache keeps it as it is.
 fn state_row(batch: &StepBatch, index: usize, group: GroupId) -> StateRow {
     let reads = |row: &Row| row.phase == Phase::Decode || row.has_initial_state();
     // Padding rows are decodes.
     let reads = batch.rows.get(index).is_none_or(reads);
-    StateRow { block: batch.blocks(index, group)[0], reads }
+    let blocks = batch.blocks(index, group);
+    StateRow { block: blocks[blocks.len() - 1], from: reads.then_some(blocks[0]) }
 }

@@ -4,7 +4,8 @@
 //! There are no phases: every request has tokens, and computed tokens that chase them. One token
 //! budget a step goes to the running requests in order, then to waiting ones; no chunk is too
 //! short. A running request that finds no block preempts the last running one, which gives up all
-//! its blocks and starts again from position 0 when its turn comes.
+//! its blocks and starts again from position 0 when its turn comes. With a prefix cache a request
+//! starts behind the tokens of which it finds the blocks.
 //!
 //! ```text
 //! while let Some(plan) = scheduler.schedule() {
@@ -14,7 +15,9 @@
 //! }
 //! ```
 
+mod admission;
 mod kept_states;
+mod prefix;
 
 use std::collections::{HashSet, VecDeque};
 
@@ -24,8 +27,8 @@ use super::{
     Admission, BlockPool, EngineError, Finished, GenerationRequest, Layout, PoolSnapshot, Request,
     Row, SampledToken, Scheduled, StepPlan,
 };
-use crate::base::{EngineStep, RequestId};
-use crate::config::EngineConfig;
+use crate::base::{BlockId, EngineStep, RequestId, WeightVersion};
+use crate::config::{EngineConfig, Fault};
 
 /// Owns every request and the block pool. `schedule` and `update` alternate.
 #[derive(Clone, Debug)]
@@ -45,6 +48,12 @@ pub struct Scheduler {
     keeps_states: bool,
     /// A plan is out and its tokens are not in.
     in_flight: bool,
+    /// Of the weights that compute what is scheduled.
+    weight_version: WeightVersion,
+    faults: Vec<Fault>,
+    /// Blocks that requests of this step found and do not hold yet, where the fault is planted that
+    /// pins them late.
+    unpinned: Vec<(RequestId, Vec<BlockId>)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +114,9 @@ impl Scheduler {
             scheduled_tokens: 0,
             keeps_states: false,
             in_flight: false,
+            weight_version: WeightVersion::default(),
+            faults: Vec::new(),
+            unpinned: Vec::new(),
         }
     }
 
@@ -158,6 +170,9 @@ impl Scheduler {
         if plan.preempted.is_empty() {
             self.schedule_waiting(&mut plan, budget);
         }
+        for (request, blocks) in std::mem::take(&mut self.unpinned) {
+            self.pool.share(blocks, request);
+        }
         assert!(plan.num_tokens() > 0, "live requests, yet nothing can run: {self:?}");
         self.scheduled_tokens += u64::from(plan.num_tokens());
         Some(plan)
@@ -166,7 +181,14 @@ impl Scheduler {
     /// The tokens of the plan's step: one entry a scheduled request, in the plan's order, `Some`
     /// where it samples. Returns the requests that are done, in schedule order, with their blocks
     /// given back in this order.
-    pub fn update(&mut self, plan: &StepPlan, sampled: &[Option<SampledToken>]) -> Vec<Finished> {
+    ///
+    /// # Errors
+    /// A block is given back that its request does not hold: the pool cannot be relied on.
+    pub fn update(
+        &mut self,
+        plan: &StepPlan,
+        sampled: &[Option<SampledToken>],
+    ) -> Result<Vec<Finished>, EngineError> {
         assert!(
             self.in_flight && plan.engine_step.get() == self.engine_steps,
             "not the plan in flight"
@@ -181,12 +203,15 @@ impl Scheduler {
             let request = &mut self.running[running_index];
             assert_eq!(request.id(), id, "the plan's places are the running ones");
             if let Some(reason) = request.push(token, self.limits.max_model_len) {
-                request.release_blocks(&mut self.pool);
+                request.release_blocks(&mut self.pool)?;
+                if self.faults.contains(&Fault::FreeTwice) {
+                    request.release_blocks(&mut self.pool)?;
+                }
                 done.push((running_index, reason));
             }
         }
         if done.is_empty() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let mut done = done.into_iter().peekable();
         let mut finished = Vec::new();
@@ -198,7 +223,7 @@ impl Scheduler {
                 self.running.push(request);
             }
         }
-        finished
+        Ok(finished)
     }
 
     /// Drops a request and gives its blocks back; false if it is not alive. Only between steps.
@@ -208,9 +233,11 @@ impl Scheduler {
             return false;
         }
         if let Some(index) = self.running.iter().position(|request| request.id() == id) {
-            self.running.remove(index).release_blocks(&mut self.pool);
+            let request = self.running.remove(index);
+            request.release_blocks(&mut self.pool).expect("a running request holds its blocks");
         } else if let Some(index) = self.waiting.iter().position(|request| request.id() == id) {
-            self.waiting.remove(index).expect("just found").release_blocks(&mut self.pool);
+            let request = self.waiting.remove(index).expect("just found");
+            request.release_blocks(&mut self.pool).expect("a kept state is its request's");
         }
         true
     }
@@ -230,9 +257,12 @@ impl Scheduler {
 
     /// The batch says how its rows will run: whoever begins a life in this plan keeps it on record.
     pub fn note_rows(&mut self, plan: &StepPlan, rows: &[Row]) {
-        for row in rows.iter().filter(|row| row.computed_tokens == 0) {
-            let index = plan.scheduled[row.plan_index].running_index;
-            self.running[index].begin_life(plan.engine_step, row.phase);
+        for row in rows {
+            let Scheduled { admission, running_index, .. } = plan.scheduled[row.plan_index];
+            if admission != Admission::Running {
+                let request = &mut self.running[running_index];
+                request.begin_life(plan.engine_step, row.phase, row.scheduled_tokens);
+            }
         }
     }
 
@@ -297,34 +327,6 @@ impl Scheduler {
         Ok(())
     }
 
-    fn admissible(&self, asked: &GenerationRequest) -> Result<(), EngineError> {
-        let Limits { max_num_batched_tokens: budget, max_model_len, .. } = self.limits;
-        let (request, prompt) = (asked.id, asked.prompt.len() as u64);
-        if prompt == 0 {
-            return Err(EngineError::EmptyPrompt { request });
-        }
-        if asked.max_new_tokens == 0 {
-            return Err(EngineError::NothingToGenerate { request });
-        }
-        if prompt >= u64::from(max_model_len) {
-            return Err(EngineError::PromptTooLong { request, prompt, max_model_len });
-        }
-        let longest = u64::from(asked.max_new_tokens) + prompt;
-        // The last token is sampled and never fed back.
-        let tokens = longest.min(u64::from(max_model_len)) as u32 - 1;
-        if !self.limits.enable_chunked_prefill && tokens > budget {
-            return Err(EngineError::BudgetTooSmall { request, tokens, budget });
-        }
-        let (needed, usable) = (self.layout.blocks_for(tokens), self.pool.num_usable() as u64);
-        if needed > usable {
-            return Err(EngineError::TooFewBlocks { request, tokens, needed, usable });
-        }
-        if self.alive.contains(&request) {
-            return Err(EngineError::DuplicateRequest { request });
-        }
-        Ok(())
-    }
-
     /// Returns the budget that is left.
     fn schedule_running(&mut self, plan: &mut StepPlan, mut budget: u32) -> u32 {
         let mut index = 0;
@@ -334,10 +336,13 @@ impl Scheduler {
             // At least 1: the last token of a running request is never computed. vLLM's cap at
             // max_model_len - 1 never binds here, because a request stops when it has max_model_len
             // tokens.
-            let scheduled_tokens = (request.num_tokens() - computed_tokens).min(budget);
+            let needed = request.num_tokens() - computed_tokens;
+            let row = self.layout.row_tokens_max(computed_tokens);
+            let scheduled_tokens = needed.min(budget).min(row);
             if !self.advance_or_preempt(index, scheduled_tokens, plan) {
                 break;
             }
+            self.remember(index, computed_tokens);
             budget -= scheduled_tokens;
             plan.push(&self.running, index, Admission::Running, computed_tokens);
             index += 1;
@@ -348,7 +353,8 @@ impl Scheduler {
     /// Preempts from the back until the request's blocks are found; false if it had to preempt
     /// itself.
     fn advance_or_preempt(&mut self, index: usize, tokens: u32, plan: &mut StepPlan) -> bool {
-        while !self.running[index].advance(tokens, &self.layout, &mut self.pool) {
+        let now = plan.engine_step;
+        while !self.running[index].advance(tokens, &self.layout, &mut self.pool, now) {
             if self.running.len() == index + 1 && self.give_up_kept_states() {
                 continue;
             }
@@ -362,29 +368,6 @@ impl Scheduler {
             }
         }
         true
-    }
-
-    /// Admits from the head of the queue; the first one that does not fit holds back all behind it.
-    fn schedule_waiting(&mut self, plan: &mut StepPlan, mut budget: u32) {
-        while budget > 0 && self.running.len() < self.limits.max_num_seqs as usize {
-            let Some(request) = self.waiting.front_mut() else { break };
-            let needed = request.num_tokens();
-            if !self.limits.enable_chunked_prefill && needed > budget {
-                break;
-            }
-            let scheduled_tokens = needed.min(budget);
-            if !request.advance(scheduled_tokens, &self.layout, &mut self.pool) {
-                if self.running.is_empty() && self.give_up_kept_states() {
-                    continue;
-                }
-                break;
-            }
-            budget -= scheduled_tokens;
-            let is_new = request.preemptions() == 0;
-            let admission = if is_new { Admission::New } else { Admission::Resumed };
-            self.running.extend(self.waiting.pop_front());
-            plan.push(&self.running, self.running.len() - 1, admission, 0);
-        }
     }
 }
 

@@ -29,10 +29,12 @@ impl Scratch {
     /// Room for `sequences` sequences of up to the layout's `max_model_len` tokens, from zeros.
     #[must_use]
     pub fn new(device: &Device, layout: &Layout, sequences: usize) -> Self {
+        // Nobody looks for a prefix here.
+        let layout = Layout { prefix_block_tokens: None, ..layout.clone() };
         let blocks = 1 + layout.blocks_for(layout.max_model_len) * sequences as u64;
         let blocks = u32::try_from(blocks).expect("a scratch pool is a few sequences");
         let pages = Pages::new(device, layout.num_buffers, blocks, layout.page_bytes);
-        Self { layout: layout.clone(), pages, computed: vec![0; sequences] }
+        Self { layout, pages, computed: vec![0; sequences] }
     }
 
     /// Bytes of its pages.

@@ -61,7 +61,8 @@ pub fn update(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) -> Vec<Fin
             padding_rows: 0,
         })
     });
-    scheduler.update(plan, &sampled.collect::<Vec<_>>())
+    let sampled: Vec<_> = sampled.collect();
+    scheduler.update(plan, &sampled).expect("every request holds its blocks")
 }
 
 /// One step that samples token 9: what each request was given, as (rollout, computed before,

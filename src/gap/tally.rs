@@ -33,7 +33,8 @@ impl Tally {
         first_wrapped: Option<BlockId>,
     ) -> Self {
         let lives = || rollouts.iter().flat_map(|rollout| &rollout.completion.lives);
-        let decoded = |life: &&Life| life.phase == Phase::Decode;
+        // Behind a cached prefix a decode row reads a state that is its own.
+        let decoded = |life: &&Life| life.phase == Phase::Decode && life.cached.is_empty();
         let used =
             |life: &&Life| life.state_blocks.iter().any(|held| held.previous_owner.is_some());
         let wrapped = |done: &&Completion| {

@@ -39,6 +39,8 @@ pub fn rollout(index: u32, decode: &[f32], trainer: &[f32]) -> Rollout {
                 previous_owner: None,
             }],
             attn_blocks: Vec::new(),
+            cached: Vec::new(),
+            taken: Vec::new(),
         }],
         preemptions: 0,
         cached_tokens: 0,

@@ -10,7 +10,9 @@ mod looked;
 mod overwrite;
 mod padding;
 mod precision;
+mod prefix;
 mod repeatable;
+mod shared;
 mod split;
 mod stale;
 mod weights;
@@ -27,7 +29,9 @@ use self::kept_state::state_kept_on_preempt;
 use self::looked::second_look;
 use self::padding::padding_write;
 use self::precision::precision;
+use self::prefix::stale_prefix_cache;
 use self::repeatable::not_repeatable;
+use self::shared::block_shared;
 use self::stale::stale_state;
 use self::weights::weights_not_synced;
 use self::wrap::address_wrap;
@@ -127,11 +131,13 @@ pub struct TensorFingerprint {
 type Rule = for<'a> fn(&Evidence<'a>, &[Case<'a>]) -> Option<Culprit<'a>>;
 
 /// Each names a cause that the records themselves show. A request may have several.
-const EXACT: [Rule; 7] = [
+const EXACT: [Rule; 9] = [
     mask_or_shift,
     logprob_mode,
     weights_not_synced,
     stale_state,
+    stale_prefix_cache,
+    block_shared,
     address_wrap,
     state_kept_on_preempt,
     padding_write,

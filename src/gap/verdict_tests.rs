@@ -127,6 +127,8 @@ fn with_stale_first_chunk(index: u32) -> Rollout {
         sampled_before: 0,
         state_blocks: vec![held],
         attn_blocks: Vec::new(),
+        cached: Vec::new(),
+        taken: Vec::new(),
     }];
     record
 }

@@ -16,11 +16,12 @@ pub struct MambaState {
     pub ssm: Vec<f32>,
 }
 
-/// Where one row's state lies, and whether the row starts from it or from zero.
+/// Where one row's state goes, and where it starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRow {
     pub block: BlockId,
-    pub reads: bool,
+    /// `None` is zero.
+    pub from: Option<BlockId>,
 }
 
 /// One state a span, in the spans' order.
@@ -62,9 +63,9 @@ impl States {
         };
         let one = |row: &StateRow| {
             let mut state = zeros.clone();
-            if row.reads {
-                view.load_conv(pages, row.block, &mut state.conv);
-                view.load_ssm(pages, row.block, bits, &mut state.ssm);
+            if let Some(block) = row.from {
+                view.load_conv(pages, block, &mut state.conv);
+                view.load_ssm(pages, block, bits, &mut state.ssm);
             }
             state
         };

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::memory::MemoryPlan;
 use super::parts;
-use super::predict::{foretold_spikes, predict, Outline};
+use super::predict::{foretold_spikes, predict, Outline, NOT_WITH_A_CACHE};
 use crate::config::{Arithmetic, Config, Dtype};
 use crate::engine::{self, Layout};
 use crate::model::{ExpertsShape, FeedForwardKind, MixerKind, Numerics, Plan};
@@ -66,6 +66,9 @@ fn write_layout(text: &mut String, layout: &Layout) -> Result<()> {
     if let Some(tokens) = layout.block_tokens {
         writeln!(text, "attention block   {tokens} tokens")?;
     }
+    if let Some(tokens) = layout.prefix_block_tokens {
+        writeln!(text, "cached block      {tokens} tokens, in every group")?;
+    }
     let Some(stride) = layout.state_stride else { return Ok(()) };
     writeln!(text, "state stride      {stride} elements")?;
     writeln!(text, "first wrapped block, by engine.state_index_bits:")?;
@@ -90,6 +93,11 @@ pub fn dry_run(config: &Config) -> Result<String> {
     write_layers(&mut text, plan, num)?;
     write_layout(&mut text, layout)?;
     writeln!(text, "blocks            {num_blocks} (block 0 is the null block)")?;
+    if config.engine.enable_prefix_caching {
+        writeln!(text, "spike steps       {NOT_WITH_A_CACHE}")?;
+        write_memory(&mut text, config, plan, layout, *num_blocks)?;
+        return Ok(text);
+    }
     let found = predict(config, &outline, None)?;
     let bits = config.engine.state_index_bits;
     let first = found.first_wrapped_block.map_or("none".to_owned(), |block| block.to_string());

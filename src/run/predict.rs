@@ -1,7 +1,7 @@
 //! The spikes that scheduler and pool foretell, without a tensor of the run. Where the pool is what
 //! a device's memory leaves, the pass that measures it comes first.
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
 use super::session::{requests, Session};
 use super::{device, parts};
@@ -12,6 +12,10 @@ use crate::model::{Numerics, Plan};
 use crate::report::step_ranges;
 use crate::report::sweep::{ClosedForm, Prediction};
 use crate::rollout::{Draw, Task};
+
+/// Why nothing is foretold then.
+pub(super) const NOT_WITH_A_CACHE: &str = "with engine.enable_prefix_caching nothing is foretold: \
+    which blocks are found depends on the tokens that are sampled";
 
 /// What an experiment is made of, weights aside.
 pub(super) struct Outline {
@@ -44,13 +48,14 @@ impl Outline {
 /// bytes are whose. Ends with the spike that is the last one asked for.
 ///
 /// # Errors
-/// A task without enough problems, or a request that could never run.
+/// A prefix cache, a task without enough problems, or a request that could never run.
 pub(super) fn predict(
     config: &Config,
     outline: &Outline,
     stop_after_spikes: Option<u64>,
 ) -> Result<Prediction> {
     let Outline { layout, num_blocks, .. } = outline;
+    ensure!(!config.engine.enable_prefix_caching, NOT_WITH_A_CACHE);
     let rollout = &config.rollout;
     let mut replay = Replay::new(layout.clone(), *num_blocks, &config.engine);
     let mut spike_steps = Vec::new();

@@ -282,7 +282,7 @@ impl Session {
     /// The lowest block of the pool whose state index leaves `engine.state_index_bits`.
     #[must_use]
     pub fn first_wrapped_block(&self) -> Option<BlockId> {
-        let bits = self.config.engine.state_index_bits;
+        let bits = self.config.engine.scan_index_bits();
         let first = self.engine.layout().first_wrapped_block(bits)?;
         (first.get() < self.engine.pool().num_blocks()).then_some(first)
     }

@@ -133,11 +133,6 @@ fn a_device_that_is_not_there_is_refused() {
 fn what_this_build_does_not_have_is_refused_by_name() {
     for (assignment, found, allowed) in [
         (
-            "engine.enable_prefix_caching=true",
-            "engine.enable_prefix_caching = true",
-            "only false: this build has no prefix cache",
-        ),
-        (
             "engine.kind=vllm",
             "engine.kind = \"vllm\"",
             "only \"embedded\": this build drives no other engine",

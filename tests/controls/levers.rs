@@ -29,7 +29,7 @@ use Symptom::{FirstLap, Gone, Present, Silent};
 fn every_control_flips_its_symptom() {
     let parent = tempfile::tempdir().expect("a temporary folder");
     let attention_only = attention_only(&parent.path().join("attention-only"));
-    let rows: [(&str, &[&str], Symptom); 31] = [
+    let rows: [(&str, &[&str], Symptom); 33] = [
         (WRAP, &[], Present(&[2, 4], AddressWrap)),
         (WRAP, &["engine.state_index_bits=64"], Gone),
         // Low blocks come back again and again.
@@ -43,6 +43,8 @@ fn every_control_flips_its_symptom() {
         (WRAP, &["rollout.max_new_tokens=1"], Silent),
         // Every load wraps as the store did.
         (WRAP, &["engine.force_prefill=true"], Silent),
+        // Slots are 64 bits wide in the scan that keeps states at block ends.
+        (WRAP, &["engine.enable_prefix_caching=true"], Gone),
         // The other bug's levers.
         (WRAP, &["engine.batch_split=scheduled_tokens"], Present(&[2, 4], AddressWrap)),
         (WRAP, &["engine.enable_chunked_prefill=false"], Present(&[2, 4], AddressWrap)),
@@ -53,6 +55,8 @@ fn every_control_flips_its_symptom() {
         (IMPOSTER, &["engine.enable_chunked_prefill=false"], Gone),
         (IMPOSTER, &["engine.max_num_batched_tokens=36"], Gone),
         (IMPOSTER, &["engine.max_num_batched_tokens=38"], Gone),
+        // Prompts are shorter than a block: nothing is found, and the bug stays.
+        (IMPOSTER, &["engine.enable_prefix_caching=true"], Present(&[3, 4], StaleState)),
         // A first lap reads zeros, the right start: 64 blocks are four steps of 16.
         (IMPOSTER, &["engine.num_gpu_blocks_override=65"], FirstLap),
         (IMPOSTER, &["engine.gpu_memory_utilization=0.9"], FirstLap),

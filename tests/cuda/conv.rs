@@ -128,7 +128,7 @@ fn in_pages(gpu: &Arc<Gpu>, layer: &Layer, lens: &[usize], dtype: Dtype, report:
         layer.host.forward(&mut state, &x[floats.clone()], dtype, &mut want[floats]);
         view.store_conv(&mut host, slots[span], &state);
     }
-    let row = |(span, &block)| StateRow { block, reads: reads(span) };
+    let row = |(span, &block)| StateRow { block, from: reads(span).then_some(block) };
     let places: Vec<StateRow> = slots.iter().enumerate().map(row).collect();
     let states = States::paged(&device, &view, &places, 14);
     let positions: Vec<usize> = (0..lens.len()).map(|span| 9 * usize::from(reads(span))).collect();
@@ -156,7 +156,8 @@ fn any_cut_gives_the_same_bits_and_state() {
         let pages = Pages::new(&gpu, 2, 4, view.page_bytes());
         let (mut y, mut from) = (Vec::new(), 0);
         for &len in pieces {
-            let row = StateRow { block: BlockId::new(2), reads: from > 0 };
+            let block = BlockId::new(2);
+            let row = StateRow { block, from: (from > 0).then_some(block) };
             let states = States::paged(&pages, &view, &[row], 64);
             let rows = &x[from * d..(from + len) * d];
             y.extend(layer.run(&gpu, rows, (&[len], &[from]), &states, dtype));

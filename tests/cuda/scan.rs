@@ -221,7 +221,7 @@ fn in_pages(
         layer.host.forward(h, layer.rows(&x, rows), dtype, dtype, &mut want[out]);
         view.store_ssm(&mut host, slot, bits, h);
     }
-    let row = |(span, &block)| StateRow { block, reads: reads(span) };
+    let row = |(span, &block)| StateRow { block, from: reads(span).then_some(block) };
     let places: Vec<StateRow> = slots.iter().enumerate().map(row).collect();
     let states = States::paged(&device, view, &places, bits);
     let positions: Vec<usize> = (0..lens.len()).map(|span| 9 * usize::from(reads(span))).collect();
@@ -257,7 +257,8 @@ fn any_cut_gives_the_same_bits_and_state() {
             let pages = Pages::new(&gpu, 2, 4, view.page_bytes());
             let (mut y, mut from) = (Vec::new(), 0);
             for &len in pieces {
-                let row = StateRow { block: BlockId::new(2), reads: from > 0 };
+                let block = BlockId::new(2);
+                let row = StateRow { block, from: (from > 0).then_some(block) };
                 // A decode's product is whole.
                 let bits = if len == 1 { 64 } else { bits };
                 let states = States::paged(&pages, &view, &[row], bits);
@@ -309,7 +310,7 @@ fn thirty_two_bits_wrap_at_the_true_two_to_the_thirty_second() {
         for width in [32, 64] {
             pages.upload(0, view.ssm_bytes(wrapped, width).start, &zeros);
         }
-        let row = StateRow { block: wrapped, reads: false };
+        let row = StateRow { block: wrapped, from: None };
         let states = States::paged(&pages, &view, &[row], bits);
         let dtypes = (Dtype::Bf16, Dtype::F32);
         let y = layer.run(&gpu, &x, 0..3, (&[3], &[0]), &states, dtypes);

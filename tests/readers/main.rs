@@ -15,7 +15,9 @@ use std::process::Command;
 use gapscope::base::{
     BlockId, Contract, EngineStep, Generation, LogProb, RequestId, Step, TokenId, WeightVersion,
 };
-use gapscope::engine::{Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
+use gapscope::engine::{
+    CachedBlock, Completion, FinishReason, Life, Phase, SampledToken, StateBlock,
+};
 use gapscope::gap::{Finding, FindingKind, Legs};
 use gapscope::report::parquet::{write_rollouts, write_tokens};
 use gapscope::report::sweep::{spike_map_png, Sweep};
@@ -254,9 +256,16 @@ fn rollout() -> Rollout {
                     },
                 ],
                 attn_blocks: vec![BlockId::new(4)],
+                cached: vec![CachedBlock {
+                    block: BlockId::new(4),
+                    filled_by: RequestId::new(11, 0, 1),
+                    weight_version: WeightVersion::new(10),
+                    tokens: 16,
+                }],
+                taken: vec![],
             }],
             preemptions: 1,
-            cached_tokens: 0,
+            cached_tokens: 16,
         },
         prompt_text: "1+1=\0\u{e9}".to_owned(),
         completion_text: "2\n".to_owned(),
@@ -298,7 +307,11 @@ fn rollout_columns() -> Vec<(&'static str, &'static str, &'static str, Value)> {
         ("state_block_previous_owners", "List(String)", "VARCHAR[]", json!(["s11.p0.r1", null])),
         ("attn_blocks", list, duck_list, json!([4])),
         ("preemptions", "UInt32", "UINTEGER", json!(1)),
-        ("cached_tokens", "UInt32", "UINTEGER", json!(0)),
+        ("cached_tokens", "UInt32", "UINTEGER", json!(16)),
+        ("cached_blocks", list, duck_list, json!([4])),
+        ("cached_block_tokens", list, duck_list, json!([16])),
+        ("cached_block_filled_by", "List(String)", "VARCHAR[]", json!(["s11.p0.r1"])),
+        ("cached_block_weight_versions", "List(UInt64)", "UBIGINT[]", json!([10])),
     ]
 }
 

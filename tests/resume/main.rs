@@ -73,6 +73,23 @@ const WRAPPED: Case<'_> = Case {
     ],
 };
 
+/// All prompts begin with a block of filler, which is found in every later step; the stale kind is
+/// kept over updates too. Random weights earn nothing: what changes them is their decay.
+const CACHED: Case<'_> = Case {
+    args: ["run", SUMS],
+    set: &[
+        "steps=16",
+        "checkpoint.every=3",
+        "trainer.update=adamw",
+        "trainer.learning_rate=1e-2",
+        "trainer.weight_decay=0.5",
+        "engine.enable_prefix_caching=true",
+        "engine.faults=[\"keep_cache_over_updates\"]",
+        "engine.max_model_len=96",
+        "task.prompt_tokens=64",
+    ],
+};
+
 const SWEEP: Case<'_> = Case {
     args: ["sweep", "tests/fixtures/sweep.toml"],
     set: &["steps=24", "checkpoint.every=2", "sweep.stop_after_spikes=9"],

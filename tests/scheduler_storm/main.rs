@@ -154,7 +154,7 @@ impl Storm {
         assert!(plan.num_tokens() <= self.model.limits.max_num_batched_tokens, "over budget");
         self.model.compare(&self.scheduler);
         let sampled = self.run_batch(&plan, total);
-        let finished = self.scheduler.update(&plan, &sampled);
+        let finished = self.scheduler.update(&plan, &sampled).unwrap();
         let done: Vec<RequestId> = finished.iter().map(|finished| finished.request.id()).collect();
         assert_eq!(done, self.model.update(&plan, &sampled));
         self.model.compare(&self.scheduler);

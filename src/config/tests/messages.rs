@@ -77,7 +77,6 @@ const FILES: &[Broken] = &[
     Under("[task]\nkind = \"jsonl\"\npath = \"q\"\nreward = \"regex\"\nreward_pattern = \"(\""),
     // Not in this build.
     Under("[engine]\nkind = \"vllm\""),
-    Under("[engine]\nenable_prefix_caching = true"),
     Under("[engine]\nreplicas = 2"),
     Under("[trainer]\nranks = 4"),
     // Impossible together.

@@ -54,6 +54,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("engine.max_model_len", "96", &[]),
     ("engine.enable_chunked_prefill", "false", &[]),
     ("engine.enforce_eager", "false", &[]),
+    ("engine.enable_prefix_caching", "true", &[]),
     ("engine.mamba_ssm_cache_dtype", "bfloat16", &[]),
     ("engine.batch_split", "scheduled_tokens", &[]),
     ("engine.state_index_bits", "22", &[]),

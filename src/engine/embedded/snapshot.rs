@@ -47,13 +47,15 @@ impl Engine {
     }
 
     /// Whether a request may read bytes that it has not written, so that what it computes depends
-    /// on what the pages hold. False only of policies that are known to write before they read.
+    /// on what the pages hold. A prefix cache is there for that. False only of policies that are
+    /// known to write before they read.
     #[must_use]
     pub fn may_read_stale(&self) -> bool {
         let config = &self.config;
         let wraps = |block: crate::base::BlockId| block.get() < self.pool().num_blocks();
         config.batch_split != BatchSplit::IsPrefilling
-            || self.layout().first_wrapped_block(config.state_index_bits).is_some_and(wraps)
+            || config.enable_prefix_caching
+            || self.layout().first_wrapped_block(config.scan_index_bits()).is_some_and(wraps)
             || !config.faults.is_empty()
     }
 }

@@ -64,10 +64,21 @@ impl<'a> Lived<'a> {
         let later = self.tokens.partition_point(|token| token.engine_step <= step);
         let index = self.life.sampled_before as usize + later;
         let at = self.paired.partition_point(|token| token.index.index() < index);
-        let sure = |token: &PairedToken| {
-            token.infer.get() > -TELLING_NATS && token.train.get() > -TELLING_NATS
-        };
         self.paired[at..].iter().any(|token| !sure(token))
+    }
+
+    /// The first token that it sampled and whose good value would say something; `None` where it
+    /// sampled none.
+    pub(super) fn first_telling(&self) -> Option<&'a SampledToken> {
+        let telling = |token: &&PairedToken| token.gap() > self.floor || !sure(token);
+        let told = self.paired.iter().find(telling)?;
+        Some(&self.tokens[told.index.index() - self.life.sampled_before as usize])
+    }
+
+    /// The engine steps in which it certainly held the blocks it began with, first and last.
+    pub(super) fn certain_steps(&self) -> (EngineStep, EngineStep) {
+        let first = self.life.engine_step;
+        (first, self.tokens.last().map_or(first, |token| token.engine_step))
     }
 
     pub(super) fn highest_state_block(&self) -> Option<BlockId> {
@@ -80,10 +91,10 @@ impl<'a> Lived<'a> {
     }
 
     /// Whether its first row read what another request had left: a decode row reads its state
-    /// blocks unconditionally.
+    /// blocks unconditionally, and without a cached prefix nothing of its own is in them yet.
     pub(super) fn began_stale(&self) -> bool {
         let used = self.life.state_blocks.iter().any(|held| held.previous_owner.is_some());
-        self.life.phase == Phase::Decode && used
+        self.life.phase == Phase::Decode && self.life.cached.is_empty() && used
     }
 
     /// The engine step of the first token whose row read back a state that was stored earlier in
@@ -107,9 +118,6 @@ impl<'a> Lived<'a> {
         let index = self.life.sampled_before as usize + first + decoded;
         let at = self.paired.partition_point(|token| token.index.index() < index);
         let after = &self.paired[at..];
-        let sure = |token: &PairedToken| {
-            token.infer.get() > -TELLING_NATS && token.train.get() > -TELLING_NATS
-        };
         let bad = after.iter().any(|token| token.gap() > self.floor);
         (bad || after.iter().any(|token| !sure(token))).then_some(bad)
     }
@@ -122,4 +130,9 @@ impl<'a> Lived<'a> {
         let preempted = || self.next.map(|next| EngineStep::new(next.get() - 1));
         (first, sampled.or_else(preempted).unwrap_or(first))
     }
+}
+
+/// Whether a good token says nothing.
+fn sure(token: &PairedToken) -> bool {
+    token.infer.get() > -TELLING_NATS && token.train.get() > -TELLING_NATS
 }

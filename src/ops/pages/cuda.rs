@@ -145,14 +145,16 @@ pub enum States {
     Paged(Box<Paged>),
 }
 
-/// The block that holds each span's state, and whether that state is read: by every decode row, and
-/// by a prefill row where something is computed already. Elsewhere zeros are taken in its place.
+/// The block that each span's state goes to, the one that it comes from, and whether that is read:
+/// by every decode row, and by a prefill row where something is computed already. Elsewhere zeros
+/// are taken in its place.
 #[derive(Debug)]
 pub struct Paged {
     view: StateView,
     /// The layer's.
     buffer: Arc<CudaSlice<u8>>,
     blocks: CudaSlice<u32>,
+    sources: CudaSlice<u32>,
     reads: CudaSlice<u32>,
     count: usize,
     highest: BlockId,
@@ -175,6 +177,7 @@ struct Copies {
 pub(in crate::ops) struct StateArgument {
     pages: u64,
     slots: u64,
+    sources: u64,
     reads: u64,
     offset: u64,
     stride: u64,
@@ -190,13 +193,17 @@ impl States {
     #[must_use]
     pub fn paged(pages: &Pages, view: &StateView, rows: &[StateRow], bits: u32) -> Self {
         let blocks: Vec<u32> = rows.iter().map(|row| row.block.get()).collect();
-        let reads: Vec<u32> = rows.iter().map(|row| u32::from(row.reads)).collect();
+        // Where nothing is read any block of the pool will do.
+        let source = |row: &StateRow| row.from.unwrap_or(row.block);
+        let sources: Vec<u32> = rows.iter().map(|row| source(row).get()).collect();
+        let reads: Vec<u32> = rows.iter().map(|row| u32::from(row.from.is_some())).collect();
         let mut paged = Paged {
             view: *view,
             buffer: Arc::clone(&pages.buffers[view.buffer]),
             count: rows.len(),
-            highest: rows.iter().map(|row| row.block).max().unwrap_or_default(),
+            highest: rows.iter().map(|row| row.block.max(source(row))).max().unwrap_or_default(),
             blocks: pages.gpu.upload(&blocks),
+            sources: pages.gpu.upload(&sources),
             reads: pages.gpu.upload(&reads),
             bits,
             copies: None,
@@ -230,6 +237,7 @@ impl States {
         StateArgument {
             pages: address(gpu, &paged.buffer),
             slots: address(gpu, &paged.blocks),
+            sources: address(gpu, &paged.sources),
             reads: address(gpu, &paged.reads),
             offset: 0,
             stride: view.page_bytes() / view.conv_dtype.bytes(),
@@ -257,6 +265,7 @@ impl States {
             Some(copies) => StateArgument {
                 pages: address(gpu, &copies.bytes),
                 slots: address(gpu, &copies.places),
+                sources: address(gpu, &copies.places),
                 reads: address(gpu, &paged.reads),
                 stride: view.ssm_elements,
                 bits: u64::BITS,
@@ -292,6 +301,7 @@ impl Paged {
         StateArgument {
             pages: address(gpu, &self.buffer),
             slots: address(gpu, &self.blocks),
+            sources: address(gpu, &self.sources),
             reads: address(gpu, &self.reads),
             offset: view.ssm_offset,
             stride: view.ssm_stride,

@@ -37,6 +37,14 @@ pub struct RolloutRow {
     pub attn_blocks: Vec<BlockId>,
     pub preemptions: u32,
     pub cached_tokens: u32,
+    /// The blocks that hold them: group after group, each in the order of their tokens.
+    pub cached_blocks: Vec<BlockId>,
+    /// Tokens of the prefix up to each block's end.
+    pub cached_block_tokens: Vec<u32>,
+    /// Whose tokens filled each.
+    pub cached_block_filled_by: Vec<RequestId>,
+    /// Of the weights that filled each.
+    pub cached_block_weight_versions: Vec<WeightVersion>,
 }
 
 /// Writes one step's rollouts, atomically. `engine` names what sampled them.
@@ -72,6 +80,12 @@ pub fn read_rollouts(path: &Path) -> Result<Vec<RolloutRow>, ReportError> {
     table.full_list("attn_blocks", rows, |row, v| row.attn_blocks = v)?;
     table.required("preemptions", rows, |row, v| row.preemptions = v)?;
     table.required("cached_tokens", rows, |row, v| row.cached_tokens = v)?;
+    table.full_list("cached_blocks", rows, |row, v| row.cached_blocks = v)?;
+    table.full_list("cached_block_tokens", rows, |row, v| row.cached_block_tokens = v)?;
+    table.full_list("cached_block_filled_by", rows, |row, v| row.cached_block_filled_by = v)?;
+    table.full_list("cached_block_weight_versions", rows, |row, v| {
+        row.cached_block_weight_versions = v;
+    })?;
     Ok(rows.to_vec())
 }
 
@@ -102,6 +116,10 @@ fn columns(rows: &[RolloutRow]) -> Vec<Column> {
         full_list("attn_blocks", rows, |row| &row.attn_blocks),
         required("preemptions", rows, |row| row.preemptions),
         required("cached_tokens", rows, |row| row.cached_tokens),
+        full_list("cached_blocks", rows, |row| &row.cached_blocks),
+        full_list("cached_block_tokens", rows, |row| &row.cached_block_tokens),
+        full_list("cached_block_filled_by", rows, |row| &row.cached_block_filled_by),
+        full_list("cached_block_weight_versions", rows, |row| &row.cached_block_weight_versions),
     ]
 }
 
@@ -109,6 +127,7 @@ impl RolloutRow {
     fn new(rollout: &Rollout, engine: &str) -> Self {
         let completion = &rollout.completion;
         let blocks = completion.state_blocks();
+        let cached = completion.cached_blocks();
         Self {
             request: completion.id,
             prompt_token_ids: completion.prompt.clone(),
@@ -132,6 +151,10 @@ impl RolloutRow {
             attn_blocks: completion.attn_blocks().to_vec(),
             preemptions: completion.preemptions,
             cached_tokens: completion.cached_tokens,
+            cached_blocks: cached.iter().map(|one| one.block).collect(),
+            cached_block_tokens: cached.iter().map(|one| one.tokens).collect(),
+            cached_block_filled_by: cached.iter().map(|one| one.filled_by).collect(),
+            cached_block_weight_versions: cached.iter().map(|one| one.weight_version).collect(),
         }
     }
 }

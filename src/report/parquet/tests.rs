@@ -5,7 +5,7 @@ use crate::base::{
     BlockId, Contract, EngineStep, Generation, LogProb, LogprobsMode, Position, RequestId, TokenId,
     WeightVersion,
 };
-use crate::engine::{Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
+use crate::engine::{CachedBlock, Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
 use crate::rollout::Rollout;
 
 /// NaN with bits of its own, which must come back.
@@ -51,9 +51,16 @@ fn rollout(idx: u32) -> Rollout {
                 sampled_before: 0,
                 state_blocks: vec![state(7, Some(RequestId::new(11, 0, 1))), state(8, None)],
                 attn_blocks: vec![],
+                cached: vec![CachedBlock {
+                    block: BlockId::new(4),
+                    filled_by: RequestId::new(11, 0, 1),
+                    weight_version: WeightVersion::new(10),
+                    tokens: 16,
+                }],
+                taken: vec![],
             }],
             preemptions: 1,
-            cached_tokens: 0,
+            cached_tokens: 16,
         },
         prompt_text: "1+1=\0<&\u{202e}".to_owned(),
         completion_text: "2\n".to_owned(),
@@ -107,7 +114,11 @@ fn rollouts_read_back() {
         state_block_previous_owners: vec![Some(RequestId::new(11, 0, 1)), None],
         attn_blocks: vec![],
         preemptions: 1,
-        cached_tokens: 0,
+        cached_tokens: 16,
+        cached_blocks: vec![BlockId::new(4)],
+        cached_block_tokens: vec![16],
+        cached_block_filled_by: vec![RequestId::new(11, 0, 1)],
+        cached_block_weight_versions: vec![WeightVersion::new(10)],
     };
     assert_eq!(rows[0], expect);
     assert_eq!((rows[1].completion_token_ids.len(), rows[1].trainer_fingerprint), (0, Some(1)));

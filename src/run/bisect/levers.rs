@@ -16,10 +16,11 @@ pub(super) struct Lever {
 
 /// Every lever that this experiment's configuration leaves to turn, the cheap ones first.
 pub(super) fn levers(config: &Config, num_blocks: u32) -> Vec<Lever> {
-    let policies = [state_index(config), batch_split(config), eager(config), budget(config)];
+    let policies = [state_index(config), batch_split(config), eager(config)];
+    let policies = policies.into_iter().chain([prefix_caching(config), budget(config)]);
     let places = [force_prefill(config), free_list(config), blocks(config, num_blocks)];
     let others = [rollouts(config), sampling(config), updates(config), dtype(config)];
-    let all = policies.into_iter().chain(others).chain(places).chain([one_at_a_time(config)]);
+    let all = policies.chain(others).chain(places).chain([one_at_a_time(config)]);
     all.flatten().collect()
 }
 
@@ -55,6 +56,14 @@ fn eager(config: &Config) -> Option<Lever> {
     let points_to = "rows that fill a batch of decodes up to a captured size";
     let change = "engine.enforce_eager -> true".to_owned();
     (!config.engine.enforce_eager).then(|| turned(config, change, turn, points_to, true))?
+}
+
+fn prefix_caching(config: &Config) -> Option<Lever> {
+    let turn = |c: &mut Config| c.engine.enable_prefix_caching = false;
+    let points_to = "reused state: stale weights or a wrong boundary";
+    let change = "engine.enable_prefix_caching true -> false".to_owned();
+    let cached = config.engine.enable_prefix_caching;
+    cached.then(|| turned(config, change, turn, points_to, true))?
 }
 
 fn budget(config: &Config) -> Option<Lever> {

@@ -63,7 +63,7 @@ impl Session {
         Ok(session)
     }
 
-    fn restore(&mut self, state: SessionState, saved: &SavedCheckpoint) -> Result<()> {
+    fn restore(&mut self, mut state: SessionState, saved: &SavedCheckpoint) -> Result<()> {
         if self.config.trainer.kl_coef > 0.0 {
             self.trainer.freeze_reference()?;
         }
@@ -71,6 +71,9 @@ impl Session {
         self.trainer.restore(state.trainer);
         if self.keeps_pool_bytes() {
             self.engine.restore_pages(|index, bytes| saved.copy(&pool(index), bytes))?;
+        } else {
+            // What is not there must not be found.
+            state.scheduler.pool.cache.clear();
         }
         self.engine.restore(state.scheduler)?;
         self.index_bits = state.index_bits;
