@@ -70,15 +70,9 @@ impl Played {
         let rollouts: Vec<Rollout> = done.into_iter().zip(scores).map(rollout).collect();
         let pairs = gap::pair(&rollouts, Legs::DecodeTrainer).expect("legs that pair");
         let findings = gap::verdict(&gap::Evidence {
-            step: Step::new(step),
-            rollouts: &rollouts,
-            pairs: &pairs,
             shift: gap::shift(pairs.bad(0.0), 0.0),
-            floor: 0.0,
-            tensors: &[],
             state: engine.layout().layers.iter().find_map(|place| place.view.state()),
-            index_bits: None,
-            mode: None,
+            ..gap::Evidence::new(Step::new(step), &rollouts, &pairs, 0.0)
         });
         Self { rollouts, pairs, findings }
     }
