@@ -185,6 +185,25 @@ pub struct Audit {
 pub enum Faults {
     /// Every fault: what plants it, what is seen of it, which lever hides it
     List,
+    /// Plant each in a small run, with a twin that has none: is it found, and named?
+    Run {
+        /// Only these
+        #[arg(long, value_name = "NAME")]
+        only: Vec<String>,
+        /// Where the runs and fault_matrix.json go
+        #[arg(long, value_name = "DIR", default_value = "runs/faults")]
+        out: PathBuf,
+    },
+    /// Plant one or none at random settings, many times: no verdict may be false
+    Swarm {
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        #[arg(long, default_value_t = 100)]
+        count: u64,
+        /// Where the runs go; those that went wrong stay
+        #[arg(long, value_name = "DIR", default_value = "runs/swarm")]
+        out: PathBuf,
+    },
 }
 
 #[derive(Subcommand)]
@@ -200,7 +219,7 @@ pub enum Model {
     /// Write a preset with seeded random weights, or a GGUF file, as a Hugging Face folder
     #[command(allow_missing_positional = true)]
     Init {
-        /// tiny-jamba, tiny-mamba, tiny-llama, small-jamba or jamba-3b-shape
+        /// tiny-jamba, tiny-jamba-moe, tiny-mamba, tiny-llama, small-jamba or jamba-3b-shape
         #[arg(required_unless_present = "from_gguf", conflicts_with = "from_gguf")]
         preset: Option<String>,
         /// The folder to make

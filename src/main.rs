@@ -107,6 +107,12 @@ fn execute(command: Command) -> Result<Done> {
         Command::Score(score) => score.run()?,
         Command::Judge { files } => run::judge(&files)?,
         Command::Faults(Faults::List) => run::list_faults(),
+        Command::Faults(Faults::Run { only, out }) => {
+            return by_verdict(|| run::fault_matrix(&out, &only));
+        }
+        Command::Faults(Faults::Swarm { seed, count, out }) => {
+            return by_verdict(|| run::swarm(&out, seed, count));
+        }
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,
         Command::Model(Model::Inspect { model, set }) => {
             run::describe_model(&model_config(&model, &set)?)?
@@ -129,6 +135,14 @@ fn execute(command: Command) -> Result<Done> {
         Command::Config { defaults: _ } => config::defaults_text(),
     };
     Ok(text.into())
+}
+
+/// Work whose text comes with whether all of it is as it should be.
+fn by_verdict(work: impl FnOnce() -> Result<(String, bool)>) -> Result<Done> {
+    run::listen_for_ctrl_c()?;
+    let (text, all_right) = work()?;
+    let code = if all_right { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    Ok(Done { code, ..text.into() })
 }
 
 fn audit(asked: &Audit) -> Result<Done> {

@@ -29,7 +29,7 @@ use IfAbsent::{Error, Is, Nothing};
 
 /// Named shapes with seeded random weights.
 pub const PRESETS: &[&str] =
-    &["tiny-jamba", "tiny-mamba", "tiny-llama", "small-jamba", "jamba-3b-shape"];
+    &["tiny-jamba", "tiny-jamba-moe", "tiny-mamba", "tiny-llama", "small-jamba", "jamba-3b-shape"];
 
 const DTYPES: &[&str] = &["f32", "bf16", "float32", "bfloat16"];
 const STATE_DTYPES: &[&str] = &["auto", "f32", "bf16", "float32", "bfloat16"];

@@ -3,8 +3,8 @@
 use rayon::prelude::*;
 
 use super::{
-    AttentionShape, Every, Family, FeedForwardShape, HfConfig, MambaShape, ModelError, Plan,
-    RopeShape, TensorSpec,
+    AttentionShape, Every, ExpertsShape, Family, FeedForwardShape, HfConfig, MambaShape,
+    ModelError, Plan, RopeShape, TensorSpec,
 };
 use crate::base::{Stream, TokenId};
 
@@ -13,6 +13,8 @@ use crate::base::{Stream, TokenId};
 pub enum Preset {
     /// Four layers of 64, one of them attention; one token a byte.
     TinyJamba,
+    /// The same with four experts, two a token, in every second layer.
+    TinyJambaMoe,
     /// The same in Mamba-1 layers alone.
     TinyMamba,
     /// The same in attention layers alone.
@@ -23,13 +25,20 @@ pub enum Preset {
 }
 
 impl Preset {
-    pub const ALL: [Self; 5] =
-        [Self::TinyJamba, Self::TinyMamba, Self::TinyLlama, Self::SmallJamba, Self::Jamba3bShape];
+    pub const ALL: [Self; 6] = [
+        Self::TinyJamba,
+        Self::TinyJambaMoe,
+        Self::TinyMamba,
+        Self::TinyLlama,
+        Self::SmallJamba,
+        Self::Jamba3bShape,
+    ];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::TinyJamba => "tiny-jamba",
+            Self::TinyJambaMoe => "tiny-jamba-moe",
             Self::TinyMamba => "tiny-mamba",
             Self::TinyLlama => "tiny-llama",
             Self::SmallJamba => "small-jamba",
@@ -56,6 +65,15 @@ impl Preset {
         let tiny = tiny_jamba();
         match self {
             Self::TinyJamba => tiny,
+            Self::TinyJambaMoe => {
+                let layers = Every { period: 2, offset: 1 };
+                let experts = Some(ExpertsShape { layers, count: 4, per_token: 2 });
+                let feed_forward = tiny.feed_forward;
+                HfConfig {
+                    feed_forward: feed_forward.map(|s| FeedForwardShape { experts, ..s }),
+                    ..tiny
+                }
+            }
             Self::TinyMamba => HfConfig {
                 family: Family::Mamba,
                 attention: None,

@@ -1,0 +1,161 @@
+//! `gapscope faults run`: every fault planted in a small run, and whether it is found and named.
+//!
+//! Each case runs twice, with its fault and without. What the run with the fault leaves of a spike
+//! is judged by another process, which is given records and nothing else: no settings, no policy,
+//! no fault's name. What is true is known from the twin: the requests that came out another way.
+
+mod blind;
+mod cases;
+mod played;
+mod swarm;
+mod truth;
+mod weighed;
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::progress::say;
+use super::{interrupt, told};
+use crate::base::Step;
+use crate::config::FAULTS;
+use crate::gap::FindingKind;
+use crate::report::write_json;
+use cases::{Case, CASES};
+use weighed::weigh;
+
+pub use swarm::swarm;
+
+/// The table, in the folder of the runs.
+const FILE: &str = "fault_matrix.json";
+
+/// Every fault's row.
+#[derive(Debug, Serialize)]
+struct Matrix {
+    faults: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    fault: &'static str,
+    /// Of the public report; empty where there is none.
+    row: &'static str,
+    /// What the case sets, beside the fault.
+    case: String,
+    /// The run had a spike in the first step that the fault touched, or later.
+    detected: bool,
+    /// The verdict has the right kind, and the requests, block or tensor that the case asks for.
+    named: bool,
+    /// From the first step that the fault touched, which is 1.
+    steps_to_detect: Option<u64>,
+    /// The same run without the fault had a spike or a finding.
+    false_alarm_on_clean: bool,
+    /// Of the first spike.
+    found: Vec<FindingKind>,
+    /// Why it is not named, or what kept it from running.
+    note: Option<String>,
+}
+
+impl Row {
+    fn is_right(&self) -> bool {
+        self.detected && self.named && !self.false_alarm_on_clean
+    }
+}
+
+/// Plants every fault, or those of these names; leaves all runs and `fault_matrix.json` in `out`.
+/// The second is whether every row came out right.
+///
+/// # Errors
+/// An unknown name, a folder that holds such runs already, a full disk, Ctrl-C.
+pub fn fault_matrix(out: &Path, only: &[String]) -> Result<(String, bool)> {
+    let chosen = chosen(only)?;
+    let mut matrix = Matrix { faults: Vec::new() };
+    for case in chosen {
+        let row = match try_case(case, &out.join(case.fault)) {
+            Ok(row) => row,
+            Err(error) if error.is::<super::Interrupted>() => return Err(error),
+            Err(error) => Row { note: Some(told(&error)), ..blank(case) },
+        };
+        say(&line(&row));
+        matrix.faults.push(row);
+        interrupt::check(|| format!("the case of {}", case.fault))?;
+    }
+    let path = out.join(FILE);
+    write_json(&path, &matrix)?;
+    let all_right = matrix.faults.iter().all(Row::is_right);
+    Ok((format!("{}\n{}\n", total(&matrix), path.display()), all_right))
+}
+
+fn chosen(only: &[String]) -> Result<Vec<&'static Case>> {
+    if only.is_empty() {
+        return Ok(CASES.iter().collect());
+    }
+    let find = |name: &String| {
+        CASES.iter().find(|case| case.fault == name).with_context(|| {
+            let known: Vec<&str> = CASES.iter().map(|case| case.fault).collect();
+            format!("no fault {name} can be run; those that can are {}", known.join(", "))
+        })
+    };
+    only.iter().map(find).collect()
+}
+
+fn blank(case: &Case) -> Row {
+    Row {
+        fault: case.fault,
+        row: FAULTS.iter().find(|entry| entry.name == case.fault).map_or("", |entry| entry.row),
+        case: case.set.join(" "),
+        detected: false,
+        named: false,
+        steps_to_detect: None,
+        false_alarm_on_clean: false,
+        found: Vec::new(),
+        note: None,
+    }
+}
+
+fn try_case(case: &Case, out: &Path) -> Result<Row> {
+    let weighed = weigh(case, &case.config(false)?, &case.config(true)?, out)?;
+    let steps = |touched: Step, spike: Step| spike.get() - touched.get() + 1;
+    Ok(Row {
+        detected: weighed.spike.is_some(),
+        named: weighed.is_named(),
+        steps_to_detect: weighed
+            .touched
+            .zip(weighed.spike)
+            .map(|(touched, spike)| steps(touched, spike)),
+        false_alarm_on_clean: weighed.false_alarm,
+        found: weighed.found,
+        note: weighed.complaint,
+        ..blank(case)
+    })
+}
+
+fn line(row: &Row) -> String {
+    let mark = |it: bool| if it { "yes" } else { "NO" };
+    let Row { fault, row: id, detected, named, .. } = row;
+    let steps = row.steps_to_detect.map_or("-".to_owned(), |steps| steps.to_string());
+    let found: Vec<&str> = row.found.iter().map(|kind| kind.name()).collect();
+    let mut text = format!(
+        "{id:<4} {fault:<26} detected {:<3} named {:<3} steps {steps:<3} clean {:<5} {}",
+        mark(*detected),
+        mark(*named),
+        if row.false_alarm_on_clean { "ALARM" } else { "quiet" },
+        found.join(", "),
+    );
+    if let Some(note) = &row.note {
+        text += &format!("\n     {note}");
+    }
+    text
+}
+
+fn total(matrix: &Matrix) -> String {
+    let count = |is: fn(&Row) -> bool| matrix.faults.iter().filter(|row| is(row)).count();
+    format!(
+        "{} faults: {} detected, {} named, {} false alarms on clean twins",
+        matrix.faults.len(),
+        count(|row| row.detected),
+        count(|row| row.named),
+        count(|row| row.false_alarm_on_clean),
+    )
+}

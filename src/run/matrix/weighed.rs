@@ -1,0 +1,101 @@
+//! A blind verdict held against what is true.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::cases::Case;
+use super::played::Played;
+use super::truth::{damage, Damage};
+use crate::base::{RequestId, Step};
+use crate::config::Config;
+use crate::gap::{Finding, FindingKind};
+
+/// What came of a case.
+#[derive(Debug)]
+pub(super) struct Weighed {
+    /// The run without the fault had a spike.
+    pub(super) false_alarm: bool,
+    /// The first step that came out another way than without the fault.
+    pub(super) touched: Option<Step>,
+    /// The first spike from there on.
+    pub(super) spike: Option<Step>,
+    /// Of that spike.
+    pub(super) found: Vec<FindingKind>,
+    /// What is wrong with the verdict, or with the case.
+    pub(super) complaint: Option<String>,
+    /// Whether what is wrong is that too little was said, and not that something false was.
+    pub(super) is_thin: bool,
+}
+
+impl Weighed {
+    pub(super) fn is_named(&self) -> bool {
+        self.spike.is_some() && self.complaint.is_none()
+    }
+}
+
+/// Runs a case with its fault and without, and weighs what another process says of the first.
+pub(super) fn weigh(case: &Case, clean: &Config, planted: &Config, out: &Path) -> Result<Weighed> {
+    let clean = Played::of(clean, out.join("clean"))?;
+    let planted = Played::of(planted, out.join("planted"))?;
+    let mut weighed = Weighed {
+        false_alarm: !clean.spikes.is_empty(),
+        touched: None,
+        spike: None,
+        found: Vec::new(),
+        complaint: None,
+        is_thin: false,
+    };
+    let Some(damage) = damage(&planted.folder, &clean.folder, clean.steps)? else {
+        weighed.complaint = Some("the fault touched nothing".to_owned());
+        return Ok(weighed);
+    };
+    weighed.touched = Some(damage.step);
+    let Some(&spike) = planted.spikes.iter().find(|&&step| step >= damage.step) else {
+        weighed.complaint = Some(format!("no spike, though step {} was touched", damage.step));
+        return Ok(weighed);
+    };
+    weighed.spike = Some(spike);
+    let mut findings = planted.judged()?;
+    findings.retain(|found| found.step == spike);
+    weighed.found = findings.iter().map(|found| found.kind).collect();
+    let false_word = false_word(case, &findings, &damage, spike);
+    weighed.is_thin = false_word.is_none();
+    weighed.complaint = match false_word.or_else(|| too_little(case, &findings, &damage, spike)) {
+        None => case.names.complaint(&findings, &planted, spike)?,
+        said => said,
+    };
+    Ok(weighed)
+}
+
+/// A culprit that is none, or a request that nothing has touched.
+fn false_word(case: &Case, findings: &[Finding], damage: &Damage, spike: Step) -> Option<String> {
+    let may_be = |found: &&Finding| {
+        case.kinds.contains(&found.kind) || found.kind == FindingKind::Unexplained
+    };
+    if let Some(other) = findings.iter().find(|found| !may_be(found)) {
+        return Some(format!("{}: {}", other.kind.name(), other.message));
+    }
+    // Later steps differ from the twin's for what earlier ones led to.
+    let mut blamed = blamed(findings).into_iter().filter(|_| spike == damage.step);
+    let innocent = blamed.find(|request| !damage.requests.contains(request))?;
+    Some(format!("{innocent} is blamed, which nothing has touched"))
+}
+
+fn too_little(case: &Case, findings: &[Finding], damage: &Damage, spike: Step) -> Option<String> {
+    if findings.is_empty() {
+        return Some(format!("the judge found nothing in step {spike}"));
+    }
+    if let Some(other) = findings.iter().find(|found| !case.kinds.contains(&found.kind)) {
+        return Some(format!("{}: {}", other.kind.name(), other.message));
+    }
+    let all: u64 = findings.iter().map(|found| found.requests_total).sum();
+    let touched = damage.requests.len() as u64;
+    let few = spike == damage.step && all < touched;
+    few.then(|| format!("{all} requests are blamed, {touched} were touched"))
+}
+
+fn blamed(findings: &[Finding]) -> BTreeSet<RequestId> {
+    findings.iter().flat_map(|found| found.requests.iter().copied()).collect()
+}
