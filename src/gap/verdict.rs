@@ -267,11 +267,16 @@ fn mask_or_shift<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culpri
     Some(Culprit::new(FindingKind::MaskOrShift, bad.to_vec(), message))
 }
 
-/// One side's log-probabilities are of another distribution than the record says.
+/// One side's log-probabilities are of another distribution than the record says. Other weights
+/// may look like another temperature, and are known for what they are.
 fn logprob_mode<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
     let mode = evidence.mode?;
+    let same_weights = |case: &&Case| {
+        let engine = case.rollout.completion.engine_fingerprint;
+        case.rollout.trainer_fingerprint.is_none_or(|trainer| trainer == engine)
+    };
     let cases = bad.iter().filter(|case| mode.requests.contains(&case.request()));
-    let cases: Vec<Case> = cases.copied().collect();
+    let cases: Vec<Case> = cases.filter(same_weights).copied().collect();
     let message = mode.message.clone();
     (!cases.is_empty()).then(|| Culprit::new(FindingKind::LogprobMode, cases, message))
 }

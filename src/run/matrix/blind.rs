@@ -8,17 +8,17 @@ use crate::base::Step;
 use crate::gap::Finding;
 use crate::report::RunFolder;
 
-/// The findings of a run's spikes, by this program's own `judge` in a process of its own. The names
+/// The findings of a run's steps, by this program's own `judge` in a process of its own. The names
 /// it is given say nothing but which step.
 ///
 /// # Errors
 /// A process that does not start, or does not say findings.
-pub(super) fn judge(folder: &RunFolder, spikes: &[Step]) -> Result<Vec<Finding>> {
-    if spikes.is_empty() {
+pub(super) fn judge(folder: &RunFolder, steps: &[Step]) -> Result<Vec<Finding>> {
+    if steps.is_empty() {
         return Ok(Vec::new());
     }
     let program = std::env::current_exe().context("cannot find this program to start it again")?;
-    let evidence = spikes.iter().map(|&step| folder.evidence(step));
+    let evidence = steps.iter().map(|&step| folder.evidence(step));
     let names = evidence.filter_map(|path| Some(path.strip_prefix(folder.root()).ok()?.to_owned()));
     let mut command = Command::new(&program);
     let output = command.arg("judge").args(names).current_dir(folder.root()).env_clear().output();

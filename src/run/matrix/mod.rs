@@ -18,7 +18,6 @@ use serde::Serialize;
 
 use super::progress::say;
 use super::{interrupt, told};
-use crate::base::Step;
 use crate::config::FAULTS;
 use crate::gap::FindingKind;
 use crate::report::write_json;
@@ -43,15 +42,15 @@ struct Row {
     row: &'static str,
     /// What the case sets, beside the fault.
     case: String,
-    /// The run had a spike in the first step that the fault touched, or later.
+    /// Something was said of the first step that the fault touched, or of a later one.
     detected: bool,
     /// The verdict has the right kind, and the requests, block or tensor that the case asks for.
     named: bool,
     /// From the first step that the fault touched, which is 1.
     steps_to_detect: Option<u64>,
-    /// The same run without the fault had a spike or a finding.
+    /// Something was said of the same run without the fault.
     false_alarm_on_clean: bool,
-    /// Of the first spike.
+    /// Of the first step that something was said of.
     found: Vec<FindingKind>,
     /// Why it is not named, or what kept it from running.
     note: Option<String>,
@@ -115,15 +114,13 @@ fn blank(case: &Case) -> Row {
 }
 
 fn try_case(case: &Case, out: &Path) -> Result<Row> {
-    let weighed = weigh(case, &case.config(false)?, &case.config(true)?, out)?;
-    let steps = |touched: Step, spike: Step| spike.get() - touched.get() + 1;
+    let (clean, planted) = (case.config(&[], false, out)?, case.config(&[], true, out)?);
+    let weighed = weigh(case, &clean, &planted, out)?;
+    let both = weighed.touched.zip(weighed.told);
     Ok(Row {
-        detected: weighed.spike.is_some(),
+        detected: weighed.told.is_some(),
         named: weighed.is_named(),
-        steps_to_detect: weighed
-            .touched
-            .zip(weighed.spike)
-            .map(|(touched, spike)| steps(touched, spike)),
+        steps_to_detect: both.map(|(touched, told)| told.get() - touched.get() + 1),
         false_alarm_on_clean: weighed.false_alarm,
         found: weighed.found,
         note: weighed.complaint,

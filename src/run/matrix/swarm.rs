@@ -84,7 +84,7 @@ fn one(seed: u64, folder: &Path) -> Result<(Option<&'static Case>, Weighed)> {
     let planted = stream.integer(1, CLEAN_EVERY) > 1;
     for _ in 0..DRAWS_MAX {
         let settings = settings(&mut stream, case);
-        let configs = [false, planted].map(|planted| case.config_with(&settings, planted));
+        let configs = [false, planted].map(|planted| case.config(&settings, planted, folder));
         let [Ok(clean), Ok(other)] = configs else { continue };
         if let Some(weighed) = runnable(case, &clean, &other, folder)? {
             return Ok((planted.then_some(case), weighed));

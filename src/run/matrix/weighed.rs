@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::cases::Case;
+use super::super::told;
+use super::cases::{Case, Names};
 use super::played::Played;
 use super::truth::{damage, Damage};
 use crate::base::{RequestId, Step};
@@ -15,13 +16,13 @@ use crate::gap::{Finding, FindingKind};
 /// What came of a case.
 #[derive(Debug)]
 pub(super) struct Weighed {
-    /// The run without the fault had a spike.
+    /// The run without the fault had a spike or a finding.
     pub(super) false_alarm: bool,
     /// The first step that came out another way than without the fault.
     pub(super) touched: Option<Step>,
-    /// The first spike from there on.
-    pub(super) spike: Option<Step>,
-    /// Of that spike.
+    /// The first step from there on that something was said of.
+    pub(super) told: Option<Step>,
+    /// Of that step.
     pub(super) found: Vec<FindingKind>,
     /// What is wrong with the verdict, or with the case.
     pub(super) complaint: Option<String>,
@@ -31,39 +32,49 @@ pub(super) struct Weighed {
 
 impl Weighed {
     pub(super) fn is_named(&self) -> bool {
-        self.spike.is_some() && self.complaint.is_none()
+        self.told.is_some() && self.complaint.is_none()
     }
 }
 
 /// Runs a case with its fault and without, and weighs what another process says of the first.
 pub(super) fn weigh(case: &Case, clean: &Config, planted: &Config, out: &Path) -> Result<Weighed> {
     let clean = Played::of(clean, out.join("clean"))?;
-    let planted = Played::of(planted, out.join("planted"))?;
+    let planted = Played::of(planted, out.join("planted"));
     let mut weighed = Weighed {
-        false_alarm: !clean.spikes.is_empty(),
+        false_alarm: !clean.told.is_empty(),
         touched: None,
-        spike: None,
+        told: None,
         found: Vec::new(),
         complaint: None,
         is_thin: false,
+    };
+    let planted = match (planted, case.names) {
+        (Err(error), Names::Words(words)) if case.kinds.is_empty() => {
+            let error = told(&error);
+            (weighed.touched, weighed.told) = (Some(Step::new(1)), Some(Step::new(1)));
+            weighed.complaint = (!error.contains(words)).then_some(error);
+            return Ok(weighed);
+        }
+        (planted, _) => planted?,
     };
     let Some(damage) = damage(&planted.folder, &clean.folder, clean.steps)? else {
         weighed.complaint = Some("the fault touched nothing".to_owned());
         return Ok(weighed);
     };
     weighed.touched = Some(damage.step);
-    let Some(&spike) = planted.spikes.iter().find(|&&step| step >= damage.step) else {
-        weighed.complaint = Some(format!("no spike, though step {} was touched", damage.step));
+    let Some(&told) = planted.told.iter().find(|&&step| step >= damage.step) else {
+        weighed.complaint =
+            Some(format!("nothing was said, though step {} was touched", damage.step));
         return Ok(weighed);
     };
-    weighed.spike = Some(spike);
+    weighed.told = Some(told);
     let mut findings = planted.judged()?;
-    findings.retain(|found| found.step == spike);
+    findings.retain(|found| found.step == told);
     weighed.found = findings.iter().map(|found| found.kind).collect();
-    let false_word = false_word(case, &findings, &damage, spike);
+    let false_word = false_word(case, &findings, &damage, told);
     weighed.is_thin = false_word.is_none();
-    weighed.complaint = match false_word.or_else(|| too_little(case, &findings, &damage, spike)) {
-        None => case.names.complaint(&findings, &planted, spike)?,
+    weighed.complaint = match false_word.or_else(|| too_little(case, &findings, &damage, told)) {
+        None => case.names.complaint(&findings, &planted, told)?,
         said => said,
     };
     Ok(weighed)
