@@ -190,7 +190,8 @@ impl Runner {
             let rows = places(chunk);
             let mut states = States::load(pages, view, &rows, bits);
             if self.faults.contains(&Fault::DecodeUpdateDiffers) && is_decode(batch, chunk) {
-                lose_windows(&mut states, &rows);
+                let token = |row: usize| batch.tokens[batch.span(row).start];
+                lose_windows(&mut states, chunk.rows.clone().map(token));
             }
             (states, rows)
         };
@@ -278,9 +279,9 @@ fn is_decode(batch: &StepBatch, chunk: &Chunk) -> bool {
 }
 
 /// See [`Fault::DecodeUpdateDiffers`].
-fn lose_windows(states: &mut States, rows: &[StateRow]) {
-    for (state, row) in states.cpu_mut().iter_mut().zip(rows) {
-        if row.block.get().is_multiple_of(Fault::DECODE_EVERY) {
+fn lose_windows(states: &mut States, tokens: impl Iterator<Item = TokenId>) {
+    for (state, token) in states.cpu_mut().iter_mut().zip(tokens) {
+        if token.get().is_multiple_of(Fault::DECODE_EVERY) {
             state.conv.fill(0.0);
         }
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use super::*;
 use gapscope::base::RequestId;
 use gapscope::engine::{Completion, Phase};
+use gapscope::gap::FindingKind;
 
 /// Two prompts and more tokens than one block of 48 holds, in a pool that runs out of blocks when
 /// the first of them cross into their second.
@@ -142,18 +143,20 @@ fn k05_only_decode_batches_that_a_captured_size_holds_are_padded() {
 fn k07_decode_disagrees_with_the_engines_own_prefill_for_some_sequences() {
     let run = played(&["engine.faults=[\"decode_update_differs\"]"]);
     let step = &run.steps[0];
-    let in_block = |rollout: &&Rollout| {
-        let mut blocks = rollout.completion.state_blocks().iter();
-        blocks.any(|state| state.block.get() % 5 == 0)
+    // The last token is never decoded, and the one after a token that is hit shows it.
+    let hit = |rollout: &Rollout| {
+        let (_, decoded) = rollout.completion.tokens.split_last().expect("tokens");
+        decoded.iter().position(|token| token.token.get() % 11 == 0)
     };
-    let expected: BTreeSet<RequestId> =
-        step.rollouts.iter().filter(in_block).map(|rollout| rollout.completion.id).collect();
-    assert!(!expected.is_empty() && expected.len() < step.rollouts.len());
-    assert_eq!(bad(step), expected);
-    for (rollout, first) in step.bad() {
-        // The first token comes of a prefill. Prefill and trainer agree on all of them.
-        assert_eq!((first, &rollout.prefill), (1, &rollout.trainer));
-    }
+    let expected = step.rollouts.iter().filter_map(|one| Some((one.completion.id, hit(one)? + 1)));
+    let expected: Vec<(RequestId, usize)> = expected.collect();
+    assert!(!expected.is_empty() && expected.len() < step.rollouts.len(), "{expected:?}");
+    let found = step.bad().map(|(rollout, first)| (rollout.completion.id, first));
+    assert_eq!(found.collect::<Vec<_>>(), expected);
+    assert!(step.bad().all(|(rollout, _)| rollout.prefill == rollout.trainer));
+    let [finding] = &run.findings[..] else { panic!("{:#?}", run.findings) };
+    assert_eq!(finding.kind, FindingKind::DecodePath);
+    assert_eq!(finding.requests, expected.iter().map(|hit| hit.0).collect::<Vec<_>>());
     let forced = ["engine.faults=[\"decode_update_differs\"]", "engine.force_prefill=true"];
     assert_eq!(played(&forced).spikes(), [0_u64; 0]);
 }
