@@ -10,13 +10,14 @@ use std::ops::Range;
 
 use super::faults::{bump_ulp, is_first_request};
 use super::{CacheView, LayerPlace, Layout, Phase, Row, StepBatch};
-use crate::base::{Contract, GroupId, LogProb, TokenId};
+use crate::base::{Contract, GroupId, LayerId, LogProb, TokenId};
 use crate::config::Fault;
 use crate::model::{Block, Model, Numerics, Span, Spans};
 use crate::ops::array::{Array, Device};
 use crate::ops::attention::{Contexts, Projected, Tables};
 use crate::ops::extremes::Extremes;
 use crate::ops::pages::{KeyValueView, Pages, StateView};
+use crate::ops::routing::Choice;
 use crate::ops::sampling::log_prob_rows;
 use crate::ops::state::{StateRow, States};
 
@@ -167,6 +168,14 @@ impl Runner {
             log_prob_rows(&self.logits(&rows), self.vocab(), targets, contract)
         };
         targets.chunks(Self::LOGIT_ROWS).enumerate().flat_map(part).collect()
+    }
+
+    /// Where rows that left the mixer of a layer, `x[T, H]`, go: `[T, K]`. `None` for a layer
+    /// without experts.
+    #[must_use]
+    pub fn routes(&self, layer: LayerId, x_th: Vec<f32>) -> Option<Vec<Choice>> {
+        let block = &self.model.blocks[layer.index()];
+        block.routes(&self.num, &self.device.upload(x_th))
     }
 
     /// One part of the batch, all prefills or all decodes. `bits` is the width of the ssm state's

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::layers::FirstDifference;
+use super::routes::LayerRoutes;
 use crate::base::{LogProb, RequestId};
 use crate::rollout::{LegLogProbs, Rollout};
 
@@ -27,6 +29,14 @@ pub struct Probe {
     pub trainer_again: Option<LegLogProbs>,
     /// The trainer's pass over this sequence and no other.
     pub trainer_alone: Option<LegLogProbs>,
+    /// Where the engine's prefill and the trainer's pass part, both alone; `None` where nothing
+    /// parts, or nobody looked.
+    pub prefill_trainer: Option<FirstDifference>,
+    /// Where decode rows in a fresh pool and one prefill part; `None` as above.
+    pub decode_prefill: Option<FirstDifference>,
+    /// Where `prefill_trainer` is in a layer with experts: the choices that engine and trainer make
+    /// there, of the tokens that come to it with the same bits.
+    pub routes: Option<LayerRoutes>,
 }
 
 impl Probes {

@@ -5,6 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
+use crate::base::float;
 use crate::rollout::{Routes, TokenRoutes};
 
 /// Sums over tokens, layer by layer.
@@ -17,14 +20,16 @@ pub struct RouteTally {
 }
 
 /// One layer's sums.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerRoutes {
     pub tokens: u64,
     /// Tokens that both sides send to the same experts, in whatever order.
     pub agreeing: u64,
     /// Choices of the agreeing tokens for which both sides have a weight.
     pub weighed: u64,
+    #[serde(with = "float")]
     pub weight_diff_sum: f64,
+    #[serde(with = "float")]
     pub weight_diff_max: f64,
 }
 
@@ -90,6 +95,15 @@ fn choices(token: &TokenRoutes, layer: usize) -> Choices {
 }
 
 impl LayerRoutes {
+    /// Adds another sequence's sums.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        self.agreeing += other.agreeing;
+        self.weighed += other.weighed;
+        self.weight_diff_sum += other.weight_diff_sum;
+        self.weight_diff_max = self.weight_diff_max.max(other.weight_diff_max);
+    }
+
     fn add(&mut self, a: &Choices, b: &Choices) {
         self.tokens += 1;
         if !a.keys().eq(b.keys()) {

@@ -4,6 +4,8 @@
 mod company;
 mod decode_path;
 mod end_token;
+mod gate;
+mod inside;
 mod kept_state;
 mod lived;
 mod looked;
@@ -25,6 +27,8 @@ use serde::{Deserialize, Serialize};
 use self::company::company;
 use self::decode_path::decode_path;
 use self::end_token::end_token;
+use self::gate::gate_weights;
+use self::inside::inside;
 use self::kept_state::state_kept_on_preempt;
 use self::looked::second_look;
 use self::padding::padding_write;
@@ -145,7 +149,7 @@ const EXACT: [Rule; 9] = [
 
 /// Each goes by how a second look comes out, so that it is asked of what no exact rule explains.
 /// In order: a trainer that does not repeat itself says nothing about company.
-const BY_LOOKS: [Rule; 4] = [not_repeatable, company, decode_path, precision];
+const BY_LOOKS: [Rule; 5] = [not_repeatable, company, decode_path, gate_weights, precision];
 
 /// The culprits of a step: at least one with a spike; without one none, or what the records say
 /// all the same. A request may have several.
@@ -219,7 +223,7 @@ impl<'a> Culprit<'a> {
         let first_bad =
             self.cases.iter().filter_map(|case| case.sequence.first_bad(evidence.floor));
         let requests = self.cases.iter().map(Case::request);
-        let message = self.message.clone() + &self.three_way(evidence);
+        let message = self.message.clone() + &self.three_way(evidence) + &inside(&self);
         Finding {
             kind: self.kind,
             leg: evidence.pairs.legs,

@@ -15,6 +15,7 @@ use super::unit::{TensorSpec, UnitSpec};
 use super::{FeedForwardKind, HfConfig, LayerKind, MixerKind, Numerics, Spans};
 use crate::ops::array::{Array, SliceMut};
 use crate::ops::attention::{Contexts, Projected};
+use crate::ops::routing::Choice;
 use crate::ops::state::States;
 use crate::ops::weights::{Part, Purpose, Weights};
 
@@ -212,6 +213,16 @@ impl Block {
         let (mixed, _) = self.mix_whole(num, &norm(num, x_th, &self.input_norm_h), spans);
         add(num, &mut middle_th, &mixed);
         Some(moe.router_logits(num, &norm(num, &middle_th, norm_h)))
+    }
+
+    /// Which experts a forward sends rows to and with what weights, `[T, K]`, from the stream x[T, H]
+    /// between mixer and feed-forward; `None` for a layer without experts.
+    #[must_use]
+    pub fn routes(&self, num: &Numerics, x_th: &Array) -> Option<Vec<Choice>> {
+        let Some(FeedForward { norm_h, experts: Experts::Many(moe) }) = &self.feed_forward else {
+            return None;
+        };
+        Some(moe.routes(num, &norm(num, x_th, norm_h)))
     }
 
     /// For whole sequences: from the layer's input and the gradient by its output, in place of

@@ -75,15 +75,20 @@ impl Moe {
         self.router.forward(u_th, num.dtype)
     }
 
-    /// out[T, H] from the normed rows u[T, H].
-    pub(super) fn forward(&self, num: &Numerics, u_th: &Array) -> Array {
-        let h = self.router.inner();
+    /// The experts of the normed rows u[T, H] and their weights, `[T, K]`.
+    pub(super) fn routes(&self, num: &Numerics, u_th: &Array) -> Vec<Choice> {
         let mut choices = self.routing.choose(&self.router_logits(num, u_th), num.dtype);
         if self.renormalises {
             self.routing.renormalise(&mut choices, num.dtype);
         }
+        choices
+    }
+
+    /// out[T, H] from the normed rows u[T, H].
+    pub(super) fn forward(&self, num: &Numerics, u_th: &Array) -> Array {
+        let h = self.router.inner();
         let mut out_th = u_th.zeros_like();
-        for share in self.shares(u_th, &choices) {
+        for share in self.shares(u_th, &self.routes(num, u_th)) {
             let y = self.experts[share.expert].forward(num, &share.u);
             out_th.add_weighted_rows(h, &share.rows, &share.weights, &y);
         }

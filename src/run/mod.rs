@@ -24,6 +24,7 @@ mod recorder;
 mod replay;
 mod score;
 mod session;
+mod streams;
 mod sweep;
 mod told;
 mod trace;

@@ -2,6 +2,7 @@
 
 mod evaluation;
 mod floor;
+mod inside;
 mod judge;
 mod legs;
 mod saved;

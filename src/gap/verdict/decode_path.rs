@@ -28,11 +28,13 @@ pub(super) fn decode_path<'a>(evidence: &Evidence<'a>, rest: &[Case<'a>]) -> Opt
         return None;
     }
     let message = format!(
-        "the engine's decode path disagrees with its prefill: {} of {} requests decoded again \
-         alone in a fresh pool repeat their log-probabilities bit for bit or within the floor, one \
-         prefill over the same tokens agrees with the trainer; every gap begins at a decode row",
-        replayed.len(),
+        "the engine's decode path disagrees with its prefill: for each of {} requests one prefill \
+         over the same tokens agrees with the trainer and the decode does not, from a decode row \
+         on; {} of them, decoded again alone in a fresh pool, repeat their log-probabilities bit \
+         for bit or within the floor{}",
         cases.len(),
+        replayed.len(),
+        if replayed.len() < cases.len() { ", the others were not looked at again" } else { "" },
     );
     Some(Culprit::new(FindingKind::DecodePath, cases, message))
 }

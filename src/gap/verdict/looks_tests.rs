@@ -61,6 +61,9 @@ impl Legs4 {
             decode_together: Some(leg(&self.decode_together)),
             trainer_again: Some(leg(&self.trainer_again)),
             trainer_alone: Some(leg(&self.trainer_alone)),
+            prefill_trainer: None,
+            decode_prefill: None,
+            routes: None,
         }
     }
 }

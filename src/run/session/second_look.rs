@@ -46,7 +46,9 @@ impl Session {
         worst.truncate(LOOKED_AT);
         let good = (0..rollouts.len()).filter(|index| suspects.binary_search(index).is_err());
         let chosen: Vec<usize> = worst.iter().copied().chain(good.take(LOOKED_AT)).collect();
-        let probes = Some(self.probe(rollouts, &chosen)?);
+        let mut probes = self.probe(rollouts, &chosen)?;
+        self.look_inside(rollouts, &worst, &mut probes.requests)?;
+        let probes = Some(probes);
         Ok(Looks { probes, mode: self.unlike_mode(rollouts, &worst, suspects)? })
     }
 
@@ -65,6 +67,9 @@ impl Session {
                 decode_together: together.as_ref().map(|scores| leg(scores[at].iter().copied())),
                 trainer_again: None,
                 trainer_alone: Some(self.trainer_scores(alone)?.remove(0)),
+                prefill_trainer: None,
+                decode_prefill: None,
+                routes: None,
             });
         }
         for pack in &packs {
