@@ -216,3 +216,30 @@ fn k05_padding_that_writes_is_named_with_its_victim() {
     let findings = check(&first_step(&settings), "padding_writes", &["padding_write"]);
     assert_eq!(findings[0]["requests_total"], 1, "{findings:#}");
 }
+
+#[test]
+fn k07_a_decode_path_of_its_own_is_named_with_whom_it_hits() {
+    let run = first_step(&["engine.faults=[\"decode_update_differs\"]"]);
+    let findings = check(&run, "decode_update_differs", &["decode_path"]);
+    assert!((1..12).contains(&findings[0]["requests_total"].as_u64().expect("a number")));
+    let told = message(&findings);
+    assert!(told.contains("first in layer 0 (mamba) at position"), "{told}");
+    let forced =
+        first_step(&["engine.faults=[\"decode_update_differs\"]", "engine.force_prefill=true"]);
+    check(&forced, "decode_update_differs", &[]);
+}
+
+#[test]
+fn k25_gates_of_their_own_are_named_with_their_layer() {
+    let small = fs::read_to_string(common::run::SMALL).expect("the small experiment");
+    let model = "path = \"tests/fixtures/tiny-jamba-moe\"";
+    let away = tempfile::tempdir().expect("a temporary folder");
+    let experiment = away.path().join("exp.toml");
+    fs::write(&experiment, small.replace("preset = \"tiny-jamba\"", model)).expect("one");
+    let experiment = experiment.to_str().expect("UTF-8");
+    let settings = [&ONE_STEP[..], &["engine.faults=[\"gate_renormalised\"]"]].concat();
+    let findings = check(&Run::of(experiment, &settings), "gate_renormalised", &["gate_weights"]);
+    assert_eq!(findings[0]["requests_total"], 12);
+    assert!(message(&findings).contains("first in layer 1 (moe)"), "{findings:#}");
+    check(&Run::of(experiment, &ONE_STEP), "", &[]);
+}

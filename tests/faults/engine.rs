@@ -157,6 +157,8 @@ fn k07_decode_disagrees_with_the_engines_own_prefill_for_some_sequences() {
     let [finding] = &run.findings[..] else { panic!("{:#?}", run.findings) };
     assert_eq!(finding.kind, FindingKind::DecodePath);
     assert_eq!(finding.requests, expected.iter().map(|hit| hit.0).collect::<Vec<_>>());
+    let told = "parts from its own prefill first in layer 0 (mamba) at position ";
+    assert!(finding.message.contains(told), "{}", finding.message);
     let forced = ["engine.faults=[\"decode_update_differs\"]", "engine.force_prefill=true"];
     assert_eq!(played(&forced).spikes(), [0_u64; 0]);
 }
@@ -173,4 +175,12 @@ fn k25_other_gate_weights_for_the_same_experts_hit_every_request() {
         assert_eq!(rollout.prefill.as_ref(), Some(&decode));
         assert_eq!(rollout.trainer_fingerprint, Some(rollout.completion.engine_fingerprint));
     }
+    let [finding] = &run.findings[..] else { panic!("{:#?}", run.findings) };
+    assert_eq!((finding.kind, finding.requests_total), (FindingKind::GateWeights, 8));
+    // The second layer is the first with experts; four requests of seventeen tokens were looked at.
+    let told =
+        "first in layer 1 (moe); of the 68 tokens that come to it alike the experts agree on \
+                100 %";
+    assert!(finding.message.contains(told), "{}", finding.message);
+    assert!(with_experts(&[]).findings.is_empty());
 }

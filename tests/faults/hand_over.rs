@@ -146,6 +146,10 @@ fn a_stale_expert_is_named_by_its_tensors() {
     let names = ["gate_proj", "up_proj", "down_proj"];
     let expert = names.map(|name| format!("model.layers.1.feed_forward.experts.3.{name}.weight"));
     assert_eq!(tensors_named(&run), [BTreeSet::from(expert.clone()), BTreeSet::from(expert)]);
+    for finding in &run.findings {
+        let told = "parts from the trainer's pass first in layer 1 (moe) at position ";
+        assert!(finding.message.contains(told), "{}", finding.message);
+    }
     let some: BTreeSet<RequestId> = bad(&run.steps[1]);
     assert!(!some.is_empty());
 }

@@ -5,11 +5,12 @@ use super::FindingKind::{
     PaddingWrite, PositionOffset, Precision, StateKeptOnPreempt, Unexplained, WeightsNotSynced,
 };
 use super::*;
-use crate::base::{CompletionIndex, EngineStep, Generation, LogProb, TokenId};
+use crate::base::{CompletionIndex, EngineStep, Generation, LogProb, Position, TokenId};
 use crate::engine::{FinishReason, Phase};
 use crate::gap::pair::pair;
 use crate::gap::testing::rollout;
-use crate::gap::CaseFile;
+use crate::gap::{CaseFile, LayerRoutes};
+use crate::model::Part;
 use crate::rollout::LegLogProbs;
 
 const DECODE: [f32; 4] = [-0.5, -1.5, -0.25, -2.0];
@@ -19,25 +20,25 @@ fn leg(values: &[f32]) -> LegLogProbs {
 }
 
 /// `DECODE` with every token but the first off by so many nats, in no way that a shift explains.
-fn off(nats: f32) -> [f32; 4] {
+pub(super) fn off(nats: f32) -> [f32; 4] {
     let signs = [0.0, 1.0, -1.0, 1.0];
     std::array::from_fn(|at| DECODE[at] + signs[at] * nats)
 }
 
 /// One request: its legs, and what a second look at it says.
 #[derive(Clone, Copy)]
-struct Legs4 {
-    decode: [f32; 4],
-    prefill: [f32; 4],
-    trainer: [f32; 4],
-    decode_again: [f32; 4],
-    decode_together: [f32; 4],
-    trainer_again: [f32; 4],
-    trainer_alone: [f32; 4],
+pub(super) struct Legs4 {
+    pub decode: [f32; 4],
+    pub prefill: [f32; 4],
+    pub trainer: [f32; 4],
+    pub decode_again: [f32; 4],
+    pub decode_together: [f32; 4],
+    pub trainer_again: [f32; 4],
+    pub trainer_alone: [f32; 4],
 }
 
 /// All agree.
-const GOOD: Legs4 = Legs4 {
+pub(super) const GOOD: Legs4 = Legs4 {
     decode: DECODE,
     prefill: DECODE,
     trainer: DECODE,
@@ -69,14 +70,14 @@ impl Legs4 {
 }
 
 /// A step's requests, each looked at, and how the trainer packed them.
-struct Scene {
-    records: Vec<Rollout>,
-    probes: Probes,
-    floor: f64,
+pub(super) struct Scene {
+    pub records: Vec<Rollout>,
+    pub probes: Probes,
+    pub floor: f64,
 }
 
 impl Scene {
-    fn of(requests: &[Legs4]) -> Self {
+    pub(super) fn of(requests: &[Legs4]) -> Self {
         let each = || (0..).zip(requests);
         let records = each().map(|(index, one)| one.record(index)).collect();
         let probed = each().map(|(index, one)| one.probe(index)).collect();
@@ -113,7 +114,7 @@ impl Scene {
     }
 
     #[track_caller]
-    fn check(&self, expected: &[FindingKind]) -> Vec<Finding> {
+    pub(super) fn check(&self, expected: &[FindingKind]) -> Vec<Finding> {
         let found = self.judged();
         let kinds: Vec<FindingKind> = found.iter().map(|finding| finding.kind).collect();
         assert_eq!(kinds, expected, "{found:#?}");
@@ -367,7 +368,10 @@ fn k19_another_contract_explains_those_it_was_found_for() {
 #[test]
 fn a_case_file_is_judged_as_the_evidence_was() {
     let bad = Legs4 { decode: off(f32::NAN), decode_again: off(f32::NAN), ..GOOD };
-    let scene = Scene::of(&[bad, GOOD, leaks()]).packed(&[&[0, 1, 2]]);
+    let mut scene = Scene::of(&[bad, GOOD, leaks()]).packed(&[&[0, 1, 2]]);
+    let first = FirstDifference { position: Position::new(2), part: Part::HEAD };
+    scene.probes.requests[0].decode_prefill = Some(first);
+    scene.probes.requests[2].routes = Some(LayerRoutes::default());
     let pairs = pair(&scene.records, Legs::DecodeTrainer).unwrap();
     let evidence = Evidence::new(Step::new(1), &scene.records, &pairs, 0.0);
     let evidence = Evidence { probes: Some(&scene.probes), ..evidence };
@@ -375,6 +379,7 @@ fn a_case_file_is_judged_as_the_evidence_was() {
     let read: CaseFile = serde_json::from_str(&text).unwrap();
     let found = read.judge().unwrap();
     assert!(!found.is_empty());
+    assert_eq!(read.probes.as_ref(), Some(&scene.probes));
     assert_eq!(found, verdict(&evidence));
     assert!(serde_json::from_str::<CaseFile>(&text.replacen("{", "{\"fault\":1,", 1)).is_err());
 }
