@@ -70,6 +70,10 @@ pub enum Command {
         /// Turn every lever, also after one has ended the spike that is a culprit by itself
         #[arg(long)]
         all: bool,
+        /// Turn the levers in an order drawn from this seed; what they point to is the same
+        /// [default: the strongest first]
+        #[arg(long, value_name = "SEED")]
+        shuffle: Option<u64>,
     },
     /// The life of one request of a run, step by step, and where it went wrong
     Explain {

@@ -96,9 +96,9 @@ fn execute(command: Command) -> Result<Done> {
             let code = if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
             return Ok(Done { code, ..found.to_string().into() });
         }
-        Command::Bisect { run, step, all } => {
+        Command::Bisect { run, step, all, shuffle } => {
             run::listen_for_ctrl_c()?;
-            run::bisect(&run, step.map(Step::new), all)?
+            run::bisect(&run, run::BisectOptions { step: step.map(Step::new), all, shuffle })?
         }
         Command::Explain { run, step, request } => {
             run::listen_for_ctrl_c()?;

@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::run::{gapscope, read_json, Run};
+use common::run::{gapscope, read_json, Run, SUMS};
 use serde_json::{json, Value};
 
 /// One step of the small experiment, which only scores.
@@ -70,6 +70,9 @@ fn k13_pads_that_enter_the_state_are_a_leak() {
     let alone =
         first_step(&["trainer.faults=[\"pads_enter_state\"]", "trainer.max_tokens_per_chunk=1"]);
     check(&alone, "pads_enter_state", &[]);
+    // Nor have sequences of one length.
+    let faulty = [&ONE_STEP[..], &["trainer.faults=[\"pads_enter_state\"]"]].concat();
+    check(&Run::of(SUMS, &faulty), "pads_enter_state", &[]);
 }
 
 #[test]
@@ -89,6 +92,9 @@ fn k15_moved_positions_are_nothing_to_models_without_and_rounding_to_rotary_ones
     let most = rotary.metric("gap/logp_abs_diff_max")[0];
     assert!(0.0 < most && most < 1e-5, "{most}");
     check(&rotary, "position_offset", &["unexplained"]);
+    // Sequences of one length have no padding.
+    let equal = ["trainer.faults=[\"position_offset\"]", "model.preset=tiny-llama"];
+    check(&Run::of(SUMS, &[&ONE_STEP[..], &equal].concat()), "position_offset", &[]);
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn seen(trainer: &Trainer, documents: &[Sequence]) -> Vec<Seen> {
 }
 
 #[test]
-fn one_changed_token_moves_nothing_of_the_other_document() {
+fn k14_one_changed_token_moves_nothing_of_the_other_document() {
     for dtype in ["f32", "bf16"] {
         let trainer = trainer(dtype, 64);
         for (changed, other) in [(0, 1), (1, 0)] {

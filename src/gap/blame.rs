@@ -236,7 +236,7 @@ mod tests {
     /// Sixty-four sequences, ten of which an engine decoded unlike its own prefill
     /// (NVIDIA-NeMo/RL#2100).
     #[test]
-    fn exactly_the_outliers_are_blamed_on_the_engine() {
+    fn k07_exactly_the_outliers_are_blamed_on_the_engine() {
         let outlier = |index: u32| index % 6 == 3 && index < 60;
         let mut records: Vec<Rollout> = (0..64)
             .map(|index| {

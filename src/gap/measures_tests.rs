@@ -82,7 +82,7 @@ fn number(value: &Value) -> Option<f64> {
 /// One bad token in a hundred: nearly invisible in the mean, plain in the rest
 /// (NVIDIA-NeMo/RL#2100).
 #[test]
-fn one_ratio_of_670_in_a_hundred_tokens() {
+fn k07_one_ratio_of_670_in_a_hundred_tokens() {
     let log_ratio = 670.0_f64.ln() as f32;
     let mut trainer = [-8.0; 100];
     trainer[41] += log_ratio;
@@ -124,7 +124,7 @@ fn small_gaps_multiply_over_a_sequence() {
 
 /// The trainer's values one position to the left (modelscope/ms-swift#8427).
 #[test]
-fn a_shift_scores_zero_at_its_lag() {
+fn k17_a_shift_scores_zero_at_its_lag() {
     let table = table_of(&[rollout(0, &[-0.1, -2.0, -0.3, -1.5], &[-2.0, -0.3, -1.5, -0.7])]);
     assert!((table.value("shift_0_abs_diff_mean").unwrap() - 1.4).abs() < 1e-7);
     check(&table, "shift_1_abs_diff_mean", 0.0);
@@ -137,7 +137,7 @@ fn a_shift_scores_zero_at_its_lag() {
 
 /// Temperature 0.5 on the trainer's side only, logits 2, 1, 0 (huggingface/trl#4159).
 #[test]
-fn tempered_against_raw_logprobs() {
+fn k19_tempered_against_raw_logprobs() {
     let raw = |logit: f64| logit - (2.0_f64.exp() + 1.0_f64.exp() + 1.0).ln();
     let tempered = |logit: f64| 2.0 * logit - (4.0_f64.exp() + 2.0_f64.exp() + 1.0).ln();
     for (logit, d) in [(2.0, 0.264_674), (0.0, -1.735_326)] {
@@ -152,7 +152,7 @@ fn tempered_against_raw_logprobs() {
 
 /// The engine renormalised over a kept mass of 0.8 (huggingface/trl#6789).
 #[test]
-fn a_kept_mass_is_a_constant_ratio() {
+fn k20_a_kept_mass_is_a_constant_ratio() {
     let kept = |p: f64| (p / 0.8).ln() as f32;
     let full = |p: f64| p.ln() as f32;
     let table = table_of(&[rollout(0, &[kept(0.5), kept(0.3)], &[full(0.5), full(0.3)])]);
@@ -169,7 +169,7 @@ fn a_kept_mass_is_a_constant_ratio() {
 
 /// Values that are none: counted by side, and kept out of every mean (vllm-project/vllm#10234).
 #[test]
-fn non_finite_values_are_counted_and_enter_nothing() {
+fn k22_non_finite_values_are_counted_and_enter_nothing() {
     let decode = [-0.5, f32::NAN, f32::NEG_INFINITY, -1.0, -0.25];
     let table = table_of(&[rollout(0, &decode, &[-0.5, -0.7, f32::NAN, -1.125, -0.25])]);
     for (name, expected) in [

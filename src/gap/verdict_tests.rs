@@ -88,7 +88,7 @@ fn different_weights_are_named_with_both_fingerprints() {
 /// The trainer's values stand one position to the left of the rollout's (modelscope/ms-swift#8427),
 /// and to the right.
 #[test]
-fn a_shift_is_named_with_its_direction() {
+fn k17_a_shift_is_named_with_its_direction() {
     let (rollout_side, trainer_side) = ([-0.1, -2.0, -0.3, -1.5], [-2.0, -0.3, -1.5, -0.7]);
     for (decode, trainer, lag, side) in [
         (rollout_side, trainer_side, "decode[i+1] against trainer[i]", "left"),

@@ -38,10 +38,17 @@ mod tests {
     }
 
     #[test]
-    fn a_power_of_two_stride_lands_whole_slots_below() {
+    fn k01_a_power_of_two_stride_lands_whole_slots_below() {
         for slot in 512..700 {
             assert_eq!(state_offset(slot, 128, 16), (slot - 512) * 128);
         }
+    }
+
+    /// A stride that does not divide the width: one store is into two slots.
+    #[test]
+    fn k01_one_wrapped_store_damages_two_slots() {
+        let (stride, lands) = (96, state_offset(683, 96, 16));
+        assert_eq!((lands / stride, (lands + stride - 1) / stride), (0, 1));
     }
 
     #[test]

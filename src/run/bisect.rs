@@ -11,7 +11,7 @@ use super::progress::say;
 use super::replay::{config_of, replay, spike};
 use super::{device, told};
 use crate::base::float::optional::serialize as option_float;
-use crate::base::Step;
+use crate::base::{Step, Stream};
 use crate::config::Config;
 use crate::gap::StepGap;
 use crate::report::{step_ranges, write_json, RunFolder};
@@ -52,75 +52,123 @@ struct Row {
     points_to: &'static str,
     /// Whether that is a culprit by itself.
     decides: bool,
+    /// Its place among the levers, 0 the strongest.
+    #[serde(skip)]
+    rank: usize,
+}
+
+impl Row {
+    fn ended(&self) -> bool {
+        matches!(self.effect, Effect::Gone | Effect::Smaller)
+    }
+
+    /// Whether it has ended the whole of the gap and is a culprit by itself.
+    fn settles(&self) -> bool {
+        self.decides && self.effect == Effect::Gone
+    }
 }
 
 /// All of it.
 #[derive(Debug, Serialize)]
 struct Table {
     step: Step,
+    /// Of the run up to the step: once as it was, and once a row.
+    replays: usize,
     rows: Vec<Row>,
-    /// What the levers that end the gap have to say.
+    /// What the levers that end the gap have to say: one culprit, or places that narrow it down.
     points_to: Vec<&'static str>,
+    /// Whether it is a culprit.
+    decided: bool,
 }
 
-/// Replays a run up to a spike, by default its first, with one lever after another, until one that
-/// is a culprit by itself has ended it, or with `all` of them. Leaves `bisect.json` in the run's
-/// folder.
+/// How a run is bisected.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BisectOptions {
+    /// The spike; `None` is the run's first.
+    pub step: Option<Step>,
+    /// Turns every lever, also when the evidence is enough.
+    pub all: bool,
+    /// Turns the levers in an order drawn from this seed; `None` is the strongest first. What they
+    /// point to is the same in any order, after more replays or fewer.
+    pub shuffle: Option<u64>,
+}
+
+/// Replays a run up to a spike with one lever after another, until one that is a culprit by itself
+/// has ended it and no stronger one is left to turn. Leaves `bisect.json` in the run's folder.
 ///
 /// # Errors
 /// A folder that is no run, a run or step without a spike, one that does not spike again as it was,
 /// or Ctrl-C.
-pub fn bisect(run: &Path, step: Option<Step>, all: bool) -> Result<String> {
+pub fn bisect(run: &Path, options: BisectOptions) -> Result<String> {
     let folder = RunFolder::open(run)?;
     let config = config_of(&folder)?;
-    let step = spike(&folder, step, "bisect")?;
+    let step = spike(&folder, options.step, "bisect")?;
     say(&format!("{}: step {step} again, as it was", config.name));
-    let (as_it_was, num_blocks) = device::guarded(|| gaps(&config, step))?;
+    let as_it_was = device::guarded(|| Seen::of(&config, step))?;
     ensure!(
-        as_it_was.last().is_some_and(|gap| gap.spike),
+        as_it_was.gaps.last().is_some_and(|gap| gap.spike),
         "step {step} does not spike again with the run's own configuration: its model or its task \
          have changed since, or it was made by another version"
     );
-    let mut rows = Vec::new();
-    for lever in levers(&config, num_blocks) {
-        let row = try_lever(&lever, step, &as_it_was)?;
-        say(&line(&row));
-        let enough = !all && lever.decides && row.effect == Effect::Gone;
-        rows.push(row);
-        if enough {
-            break;
-        }
+    let mut left: Vec<(usize, Lever)> =
+        levers(&config, &as_it_was).into_iter().enumerate().collect();
+    if let Some(seed) = options.shuffle {
+        Stream::new(seed, "levers", 0).shuffle(&mut left);
     }
-    let table = Table { step, points_to: conclusion(&rows), rows };
+    let mut rows: Vec<Row> = Vec::new();
+    while !left.is_empty() && (options.all || !is_enough(&rows, &left)) {
+        let (rank, lever) = left.remove(0);
+        let row = try_lever(lever, rank, step, &as_it_was.gaps)?;
+        say(&line(&row));
+        rows.push(row);
+    }
+    let (points_to, decided) = conclusion(&rows);
+    let table = Table { step, replays: 1 + rows.len(), rows, points_to, decided };
     let out = folder.root().join(FILE);
     write_json(&out, &table)?;
-    Ok(format!("{}\n{}\n", told_conclusion(&table), out.display()))
+    Ok(format!("{}\n{} replays: {}\n", told_conclusion(&table), table.replays, out.display()))
 }
 
-/// Every step's gap up to `until`, and the size of the pool.
-fn gaps(config: &Config, until: Step) -> Result<(Vec<StepGap>, u32)> {
-    let (mut gaps, mut num_blocks) = (Vec::new(), 0);
-    replay(
-        config,
-        until,
-        |_, _| {},
-        |session, comparison, rollouts| {
-            gaps.push(comparison.gap);
-            num_blocks = session.engine.pool().num_blocks();
-            Ok(rollouts)
-        },
-    )?;
-    Ok((gaps, num_blocks))
+/// What a replay showed.
+struct Seen {
+    /// Of every step.
+    gaps: Vec<StepGap>,
+    num_blocks: u32,
+    preemptions: u64,
 }
 
-fn try_lever(lever: &Lever, step: Step, as_it_was: &[StepGap]) -> Result<Row> {
-    let (effect, gap_max) = match device::guarded(|| gaps(&lever.config, step)) {
-        Ok((gaps, _)) => (effect(&gaps, as_it_was), largest(&gaps)),
+impl Seen {
+    fn of(config: &Config, until: Step) -> Result<Self> {
+        let mut seen = Self { gaps: Vec::new(), num_blocks: 0, preemptions: 0 };
+        replay(
+            config,
+            until,
+            |_, _| {},
+            |session, comparison, rollouts| {
+                seen.gaps.push(comparison.gap);
+                seen.num_blocks = session.engine.pool().num_blocks();
+                seen.preemptions = session.engine.statistics().preemptions;
+                Ok(rollouts)
+            },
+        )?;
+        Ok(seen)
+    }
+}
+
+/// Whether a lever has settled it that is stronger than all that are left.
+fn is_enough(rows: &[Row], left: &[(usize, Lever)]) -> bool {
+    let settled = rows.iter().filter(|row| row.settles()).map(|row| row.rank).min();
+    settled.is_some_and(|settled| left.iter().all(|(rank, _)| *rank > settled))
+}
+
+fn try_lever(lever: Lever, rank: usize, step: Step, as_it_was: &[StepGap]) -> Result<Row> {
+    let (effect, gap_max) = match device::guarded(|| Seen::of(&lever.config, step)) {
+        Ok(seen) => (effect(&seen.gaps, as_it_was), largest(&seen.gaps)),
         Err(error) if error.is::<super::Interrupted>() => return Err(error),
         Err(error) => (Effect::CannotRun { error: told(&error) }, None),
     };
     let Lever { change, points_to, decides, .. } = lever;
-    Ok(Row { change: change.clone(), effect, gap_max, points_to, decides: *decides })
+    Ok(Row { change, effect, gap_max, points_to, decides, rank })
 }
 
 fn effect(gaps: &[StepGap], as_it_was: &[StepGap]) -> Effect {
@@ -144,13 +192,15 @@ fn largest(gaps: &[StepGap]) -> Option<f64> {
     gaps.iter().filter_map(|gap| gap.gap_max).reduce(f64::max)
 }
 
-/// What the levers that ended the gap point to; one that is a culprit by itself says it all.
-fn conclusion(rows: &[Row]) -> Vec<&'static str> {
-    let ended = |row: &&Row| matches!(row.effect, Effect::Gone | Effect::Smaller);
-    let ended: Vec<&Row> = rows.iter().filter(ended).collect();
-    match ended.iter().find(|row| row.decides) {
-        Some(row) => vec![row.points_to],
-        None => ended.iter().map(|row| row.points_to).collect(),
+/// What the levers that ended the gap point to, in whatever order they were turned, and whether
+/// that is a culprit. The strongest of those that settle it says it all; else the strongest that
+/// decides and left rounding; else everything that ended it, the strongest first.
+fn conclusion(rows: &[Row]) -> (Vec<&'static str>, bool) {
+    let mut ended: Vec<&Row> = rows.iter().filter(|row| row.ended()).collect();
+    ended.sort_by_key(|row| (!row.settles(), !row.decides, row.rank));
+    match ended.first() {
+        Some(row) if row.decides => (vec![row.points_to], true),
+        _ => (ended.iter().map(|row| row.points_to).collect(), false),
     }
 }
 
@@ -165,13 +215,16 @@ fn line(row: &Row) -> String {
     format!("{:<56} {what}", row.change)
 }
 
-fn told_conclusion(table: &Table) -> String {
-    match table.points_to.as_slice() {
+fn told_conclusion(Table { step, points_to, decided, .. }: &Table) -> String {
+    match points_to.as_slice() {
         [] => format!(
-            "step {}: no lever of the engine ends it: look at the trainer's forward, and at how \
-             tokens and weights are handed over",
-            table.step
+            "step {step}: no lever ends it: look at the trainer's forward, and at how tokens and \
+             weights are handed over"
         ),
-        all => format!("step {}: points to {}", table.step, all.join("; and to ")),
+        [culprit] if *decided => format!("step {step}: points to {culprit}"),
+        places => format!(
+            "step {step}: no lever decides it; it has to do with {}",
+            places.join(", and with ")
+        ),
     }
 }

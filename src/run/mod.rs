@@ -35,7 +35,7 @@ use anyhow::{Context, Result};
 
 pub use audit::{audit, Audit, Audited};
 pub use bench::bench;
-pub use bisect::bisect;
+pub use bisect::{bisect, BisectOptions};
 pub use compare::{compare, RunDifference};
 pub use describe::{describe_model, dry_run};
 pub use doctor::{doctor, Checkup};

@@ -129,6 +129,19 @@ fn a_file_that_is_no_dump_is_named() {
     );
 }
 
+/// A bare NaN is read, and what is no JSON of any kind is named with line and column
+/// (ai-dynamo/dynamo#3043).
+#[test]
+fn k23_a_broken_third_line_is_named_by_its_column() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let bare = Sides { infer: &["NaN", "-0.5"], ..SIDES };
+    let third = prime(3, 2, &SIDES).replacen("\"step\": 3", "\"step\": !", 1);
+    let column = third.find('!').expect("it is there") + 1;
+    let content = [prime(3, 0, &bare), prime(3, 1, &SIDES), third].concat();
+    let dump = write(folder.path(), "dump.jsonl", &content);
+    refused(&dump, &format!("FILE, line 3: column {column}: not a record: expected value"));
+}
+
 /// Ids before lengths, lengths before numbers (huggingface/trl#5224).
 #[test]
 fn k21_ids_come_first() {

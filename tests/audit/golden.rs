@@ -69,7 +69,7 @@ fn small_gaps_multiply_over_a_sequence() {
 
 /// The trainer's values one position to the left (modelscope/ms-swift#8427).
 #[test]
-fn a_shift_is_named_with_its_direction() {
+fn k17_a_shift_is_named_with_its_direction() {
     let infer = ["-0.1", "-2.0", "-0.3", "-1.5"];
     let sides = Sides { infer: &infer, train: &["-2.0", "-0.3", "-1.5", "-0.7"] };
     let (folder, [file, _]) = both(&sides);
@@ -123,7 +123,7 @@ fn k22_what_is_no_value_is_counted_by_kind_and_enters_no_mean() {
 
 /// Python's json writes them bare.
 #[test]
-fn bare_non_finite_numbers_are_read() {
+fn k23_bare_non_finite_numbers_are_read() {
     let sides = Sides {
         infer: &["NaN", "-1.0", "Infinity", "-0.5", "-3e39"],
         train: &["-0.5", "-Infinity", "-0.5", "-0.75", "-1.0"],

@@ -53,7 +53,7 @@ fn a_folder_that_is_no_run_is_refused_as_one() {
 /// Sixty-four sequences, ten of which an engine decoded unlike its own prefill
 /// (NVIDIA-NeMo/RL#2100).
 #[test]
-fn with_all_three_legs_exactly_the_outliers_are_blamed_on_the_engine() {
+fn k07_with_all_three_legs_exactly_the_outliers_are_blamed_on_the_engine() {
     let folder = tempfile::tempdir().expect("a folder");
     let run = RunFolder::create(folder.path().join("run")).expect("a run folder");
     run.claim("{}").expect("written");

@@ -41,7 +41,7 @@ const SHORT: [&str; 2] = ["rollout.temperature=0", "steps=2"];
 /// Twice the same, to the byte. Alone, the same request is right, and so are its siblings beside
 /// it: greedy rollouts of one prompt are one text.
 #[test]
-fn one_request_of_256_is_confidently_wrong_and_all_others_are_exact() {
+fn k02_one_request_of_256_is_confidently_wrong_and_all_others_are_exact() {
     let [run, again] = [(); 2].map(|()| Run::of(IMPOSTER, &SHORT));
     assert!(files_without_time(&run) == files_without_time(&again), "two runs differ");
 

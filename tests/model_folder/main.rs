@@ -295,7 +295,7 @@ fn a_config_that_asks_for_other_tensors_is_refused() {
 }
 
 #[test]
-fn a_tied_folder_carries_its_embedding_as_head_or_none() {
+fn k28_a_tied_folder_carries_its_embedding_as_head_or_none() {
     let (_parent, folder) = tied();
     let want = bits(&load_master(&folder).expect("with a head").1);
     tensors(|all| drop(all.remove("lm_head.weight")))(&folder);
@@ -359,7 +359,7 @@ fn broken_files_are_named() {
 
 /// huggingface/trl#7039: turns end with any of several tokens, and only one is in `config.json`.
 #[test]
-fn end_tokens_of_both_configs_are_merged() {
+fn k18_end_tokens_of_both_configs_are_merged() {
     let (_parent, folder) = copy();
     let ends = |ids: serde_json::Value| {
         edit(&folder.join("generation_config.json"), |json| json["eos_token_id"] = ids.clone());

@@ -47,7 +47,7 @@ fn index(change: impl Fn(&mut serde_json::Value) + 'static) -> Spoil {
 }
 
 #[test]
-fn shards_of_mixed_dtypes_are_one_model() {
+fn k28_shards_of_mixed_dtypes_are_one_model() {
     let (_parent, folder) = sharded();
     let (plan, units) = load_master(&folder).expect("loaded");
     let (want_plan, want) = load_master(&fixture("tiny-jamba")).expect("the fixture");
@@ -64,7 +64,7 @@ fn shards_of_mixed_dtypes_are_one_model() {
 }
 
 #[test]
-fn spoiled_shards_are_named() {
+fn k28_spoiled_shards_are_named() {
     let cases: Vec<(Spoil, &str)> = vec![
         (
             Box::new(|folder| fs::remove_file(folder.join(SHARDS[1])).expect("removed")),
@@ -116,7 +116,7 @@ fn header(from: &'static str, to: &'static str) -> Spoil {
 }
 
 #[test]
-fn spoiled_headers_are_named() {
+fn k28_spoiled_headers_are_named() {
     let weights = "{}/model.safetensors";
     let lm_head = "tensor lm_head.weight:";
     let whole = fs::metadata(fixture("tiny-jamba/model.safetensors")).expect("fixture").len();

@@ -189,7 +189,7 @@ fn check_layout(layout: &Value) {
 /// Steps 0 to 150, then a resume at 100 that goes on to 200: each step once, and from 100 on the
 /// second session's. (tensorflow/tensorboard#3732 is the curve that runs back on itself.)
 #[test]
-fn tensorboard_reads_each_step_of_a_resumed_run_once() {
+fn k27_tensorboard_reads_each_step_of_a_resumed_run_once() {
     let folder = tempfile::tempdir().unwrap();
     let session = |writer: &mut Writer, steps: std::ops::RangeInclusive<u64>, value: f64| {
         for step in steps {

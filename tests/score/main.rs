@@ -175,15 +175,16 @@ fn a_file_is_written_whole_and_holds_what_would_be_printed() {
 
 /// However many rows of logits exist at once, each row has the same bits.
 #[test]
-fn chunks_of_rows_change_no_bit() {
+fn k26_chunks_of_rows_change_no_bit() {
+    const ROWS: usize = 1_030;
     let (plan, master) = load_master(&fixture("tiny-jamba")).expect("a model folder");
     let num = plan.numerics(Dtype::F32, Dtype::F32);
     let units: Vec<UnitBytes> =
         master.iter().map(|flat| UnitBytes::from_master(flat, num.dtype)).collect();
-    let spec = CacheSpec::of_model(&plan.config, num.dtype, num.state_dtype, 100);
+    let spec = CacheSpec::of_model(&plan.config, num.dtype, num.state_dtype, ROWS as u32);
     let layout = Layout::new(&spec).expect("a layout");
     let runner = Runner::new(num, &layout, Model::load(&plan, &num, &units, &device()), 64);
-    let tokens = common::random_tokens(&plan.config, 100, 1);
+    let tokens = common::random_tokens(&plan.config, ROWS, 1);
     let feed = Feed { sequence: 0, phase: Phase::Prefill, tokens: &tokens };
     let x_th = Scratch::new(&device(), &layout, 1).feed(&runner, &[feed], None);
     let logits = |rows: usize| -> Vec<u32> {
@@ -193,9 +194,9 @@ fn chunks_of_rows_change_no_bit() {
         };
         (0..tokens.len()).step_by(rows).flat_map(part).map(f32::to_bits).collect()
     };
-    let whole = logits(100);
-    assert_eq!(whole.len(), 100 * plan.config.vocab_size);
-    for rows in [1, 7, 64] {
+    let whole = logits(ROWS);
+    assert_eq!(whole.len(), ROWS * plan.config.vocab_size);
+    for rows in [1, 7, 64, 1_024] {
         assert_eq!(logits(rows), whole, "{rows} rows");
     }
 }

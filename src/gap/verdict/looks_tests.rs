@@ -210,6 +210,13 @@ fn k15_moved_positions_matter_to_models_that_have_them() {
     let packs: [&[u32]; 1] = [&[0, 1, 2, 3]];
     let scene = |bad| Scene::of(&[bad, GOOD, bad, bad]).packed(&packs).with_prompts(&[3, 6, 4, 5]);
     scene(bad).stateless().check(&[PositionOffset]);
+    // Learned positions: every token of a padded row is off, and none of the longest row.
+    let mut learned = GOOD;
+    learned.trainer = [-0.75, -1.25, -0.5, -1.75];
+    learned.trainer_again = learned.trainer;
+    let found = scene(learned).stateless().check(&[PositionOffset]);
+    assert_eq!(found[0].requests, [0, 2, 3].map(|index| RequestId::new(1, 0, index)));
+    assert_eq!(found[0].first_bad_position, Some(CompletionIndex::new(0)));
     // What rotary positions round differently.
     let mut rotary = GOOD;
     rotary.trainer[1] += 5e-6;

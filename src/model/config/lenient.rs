@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bare_words_are_read_and_strings_are_left_alone() {
+    fn k23_bare_words_are_read_and_strings_are_left_alone() {
         let text = "{\"a\": [0.0, Infinity, -Infinity,\n 1e-6], \"NaN \\\" NaN\": \"Infinity\"}";
         let quoted = quoted(text);
         assert_eq!(quoted.len(), text.len());

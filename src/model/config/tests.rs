@@ -42,7 +42,7 @@ fn layers(config: &HfConfig) -> Vec<String> {
 }
 
 #[test]
-fn the_layer_plan() {
+fn k29_the_layer_plan() {
     let of = |model| layers(&read(&fixture(model, "config.json")));
     let (mamba, attention) = ("Mamba+Dense", "Attention+Dense");
     assert_eq!(of("tiny-jamba"), [mamba, mamba, attention, mamba]);
@@ -62,6 +62,8 @@ fn the_layer_plan() {
     let found: Vec<usize> =
         read(&text).layers().into_iter().enumerate().filter_map(attends).collect();
     assert_eq!(found, [4, 12, 20, 28]);
+    let mixes = |kind: &LayerKind| kind.mixer == MixerKind::Mamba;
+    assert_eq!(read(&text).layers().iter().filter(|&kind| mixes(kind)).count(), 28);
 }
 
 /// Whether the changed file of a fixture is refused with a message that starts like this.
@@ -71,9 +73,13 @@ fn check(model: &str, want: &str, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn an_impossible_layer_plan_is_named() {
+fn k29_an_impossible_layer_plan_is_named() {
     check("tiny-jamba", "attn_layer_offset: is 4; it must be below attn_layer_period 4", |c| {
         c["attn_layer_offset"] = 4.into()
+    });
+    check("tiny-jamba", "attn_layer_offset: is 8; it must be below attn_layer_period 8", |c| {
+        c["attn_layer_period"] = 8.into();
+        c["attn_layer_offset"] = 8.into();
     });
     check("tiny-jamba", "attn_layer_period: is 0; it must be at least 1", |c| {
         c["attn_layer_period"] = 0.into()
@@ -234,7 +240,7 @@ fn both_spellings_of_llama3_are_one() {
 
 /// ai-dynamo/dynamo#3043: Python writes what JSON does not have.
 #[test]
-fn a_bare_infinity_is_read_and_an_error_has_its_place() {
+fn k23_a_bare_infinity_is_read_and_an_error_has_its_place() {
     let with = |field: &str| {
         fixture("tiny-mamba", "config.json").replacen('{', &format!("{{\n  {field},"), 1)
     };

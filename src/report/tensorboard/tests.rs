@@ -87,7 +87,7 @@ fn steps_of_a_tag_rise_and_an_error_writes_nothing() {
 }
 
 #[test]
-fn a_resumed_run_goes_on_in_a_later_file_that_says_where() {
+fn k27_a_resumed_run_goes_on_in_a_later_file_that_says_where() {
     let folder = tempfile::tempdir().unwrap();
     let mut first = Writer::create(folder.path(), &NAME, 0.0).unwrap();
     first.scalars(Step::new(150), 0.0, &[scalar("a", 1.0)]).unwrap();
@@ -106,6 +106,38 @@ fn a_resumed_run_goes_on_in_a_later_file_that_says_where() {
     assert_eq!(start.get_session_log().get_status(), SessionLog_SessionStatus::START);
     assert_eq!(start.get_step(), 100);
     assert_eq!(files[1][2].get_step(), 100);
+}
+
+/// tensorflow/tensorboard#3732: steps 0 to 150, resumed at 100 and gone on with to 200. Read in the
+/// order of the files, where a session that starts takes back every step from its own on, each step
+/// is there once.
+#[test]
+fn k27_each_step_of_a_resumed_run_is_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = |mut writer: Writer, steps: std::ops::RangeInclusive<u64>, value| {
+        for step in steps {
+            writer.scalars(Step::new(step), 0.0, &[scalar("a", value)]).unwrap();
+        }
+        writer.flush().unwrap();
+    };
+    session(Writer::create(folder.path(), &NAME, 0.0).unwrap(), 0..=150, 1.0);
+    let later = FileName { n: 1, ..NAME };
+    session(Writer::resume(folder.path(), &later, 9.0, Step::new(100)).unwrap(), 100..=200, 2.0);
+
+    let mut curve: Vec<(i64, f32)> = Vec::new();
+    for events in read(folder.path()) {
+        assert_eq!(events[0].get_file_version(), "brain.Event:2");
+        for event in &events[1..] {
+            if event.get_session_log().get_status() == SessionLog_SessionStatus::START {
+                curve.retain(|(step, _)| *step < event.get_step());
+                continue;
+            }
+            curve.push((event.get_step(), event.get_summary().get_value()[0].get_simple_value()));
+        }
+    }
+    let steps: Vec<i64> = curve.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, (0..=200).collect::<Vec<_>>());
+    assert_eq!(curve.iter().filter(|(_, value)| *value == 2.0).count(), 101);
 }
 
 #[test]

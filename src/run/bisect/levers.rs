@@ -1,7 +1,8 @@
 //! The knobs that tell causes apart: what each is turned to, and what a gap points to that ends
 //! with it.
 
-use crate::config::{BatchSplit, Config, Dtype, FreeListOrder, Update};
+use super::Seen;
+use crate::config::{Arithmetic, BatchSplit, Config, Dtype, FreeListOrder, Update};
 
 /// One knob, turned.
 pub(super) struct Lever {
@@ -14,14 +15,20 @@ pub(super) struct Lever {
     pub decides: bool,
 }
 
-/// Every lever that this experiment's configuration leaves to turn, the cheap ones first.
-pub(super) fn levers(config: &Config, num_blocks: u32) -> Vec<Lever> {
-    let policies = [state_index(config), batch_split(config), eager(config)];
-    let policies = policies.into_iter().chain([prefix_caching(config), budget(config)]);
-    let places = [force_prefill(config), free_list(config), blocks(config, num_blocks)];
-    let others = [rollouts(config), sampling(config), updates(config), dtype(config)];
-    let all = policies.chain(others).chain(places).chain([one_at_a_time(config)]);
-    all.flatten().collect()
+/// Every lever that this experiment's configuration leaves to turn, the strongest first.
+///
+/// A lever is the stronger the less it changes beside what it is about. Those that decide come
+/// first: first the ones after which every rollout that was right is the same as before, then the
+/// ones that change what is sampled or how the pool is filled. A weak lever can end a gap by
+/// accident, so it says something only where no stronger one has ended it.
+pub(super) fn levers(config: &Config, seen: &Seen) -> Vec<Lever> {
+    let policies = [state_index(config), batch_split(config), one_sequence_a_pass(config)];
+    let kernels = [numerics(config), eager(config), force_prefill(config)];
+    let contents = [prefix_caching(config), more_blocks(config, seen)];
+    let meanings = [sampling(config), updates(config), dtype(config)];
+    let places = [budget(config), rollouts(config), free_list(config), fewer_blocks(config, seen)];
+    let decide = policies.into_iter().chain(kernels).chain(contents).chain(meanings);
+    decide.chain(places).chain([one_at_a_time(config)]).flatten().collect()
 }
 
 fn turned(
@@ -51,11 +58,34 @@ fn batch_split(config: &Config) -> Option<Lever> {
     old.then(|| turned(config, change, turn, points_to, true))?
 }
 
+fn one_sequence_a_pass(config: &Config) -> Option<Lever> {
+    let tokens = config.trainer.max_tokens_per_chunk;
+    let change = format!("trainer.max_tokens_per_chunk {tokens} -> 1");
+    let turn = |c: &mut Config| c.trainer.max_tokens_per_chunk = 1;
+    let points_to = "the trainer's batch: packing, padding or an order of sums that follows it";
+    (tokens > 1).then(|| turned(config, change, turn, points_to, true))?
+}
+
+fn numerics(config: &Config) -> Option<Lever> {
+    let fast = config.engine.numerics == Arithmetic::Fast;
+    let change = "engine.numerics fast -> invariant".to_owned();
+    let turn = |c: &mut Config| c.engine.numerics = Arithmetic::Invariant;
+    let points_to = "rounding: orders of sums that follow the shape of a batch";
+    fast.then(|| turned(config, change, turn, points_to, true))?
+}
+
 fn eager(config: &Config) -> Option<Lever> {
     let turn = |c: &mut Config| c.engine.enforce_eager = true;
     let points_to = "rows that fill a batch of decodes up to a captured size";
     let change = "engine.enforce_eager -> true".to_owned();
     (!config.engine.enforce_eager).then(|| turned(config, change, turn, points_to, true))?
+}
+
+fn force_prefill(config: &Config) -> Option<Lever> {
+    let turn = |c: &mut Config| c.engine.force_prefill = true;
+    let points_to = "the decode path, or the state that it reads back";
+    let change = "engine.force_prefill -> true".to_owned();
+    (!config.engine.force_prefill).then(|| turned(config, change, turn, points_to, true))?
 }
 
 fn prefix_caching(config: &Config) -> Option<Lever> {
@@ -64,6 +94,46 @@ fn prefix_caching(config: &Config) -> Option<Lever> {
     let change = "engine.enable_prefix_caching true -> false".to_owned();
     let cached = config.engine.enable_prefix_caching;
     cached.then(|| turned(config, change, turn, points_to, true))?
+}
+
+/// Only where somebody was preempted: else more blocks only move the load.
+fn more_blocks(config: &Config, seen: &Seen) -> Option<Lever> {
+    let &Seen { num_blocks, preemptions, .. } = seen;
+    let double = num_blocks.checked_mul(2)?;
+    let turn = |c: &mut Config| c.engine.num_gpu_blocks_override = Some(double);
+    let points_to = "preemption: what a request keeps or loses when it gives up its blocks";
+    let change = format!("engine.num_gpu_blocks_override {num_blocks} -> {double}");
+    (preemptions > 0).then(|| turned(config, change, turn, points_to, true))?
+}
+
+fn sampling(config: &Config) -> Option<Lever> {
+    let rollout = &config.rollout;
+    let plain = (rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p);
+    let turn = |c: &mut Config| {
+        let rollout = &mut c.rollout;
+        (rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p) = (1.0, 1.0, 0, 0.0);
+    };
+    let change = "rollout.temperature -> 1, without top_p, top_k and min_p".to_owned();
+    let points_to = "what the numbers mean: temperature or filters on one side only";
+    (plain != (1.0, 1.0, 0, 0.0)).then(|| turned(config, change, turn, points_to, true))?
+}
+
+fn updates(config: &Config) -> Option<Lever> {
+    let trains = config.trainer.update == Update::Adamw;
+    let turn = |c: &mut Config| c.trainer.update = Update::None;
+    let points_to = "weights that arrive late, too early or at one side only";
+    // A warm start is made of updates too.
+    (trains && config.trainer.warm_start.steps == 0)
+        .then(|| turned(config, "trainer.update -> none".to_owned(), turn, points_to, true))?
+}
+
+fn dtype(config: &Config) -> Option<Lever> {
+    let dtypes = [config.model.dtype, config.engine.mamba_ssm_cache_dtype];
+    let turn = |c: &mut Config| {
+        (c.model.dtype, c.engine.mamba_ssm_cache_dtype) = (Dtype::F32, Dtype::F32);
+    };
+    let change = "model.dtype and engine.mamba_ssm_cache_dtype -> f32".to_owned();
+    (dtypes != [Dtype::F32; 2]).then(|| turned(config, change, turn, "rounding", true))?
 }
 
 fn budget(config: &Config) -> Option<Lever> {
@@ -83,43 +153,6 @@ fn rollouts(config: &Config) -> Option<Lever> {
     (each >= 4).then(|| turned(config, change, turn, points_to, false))?
 }
 
-fn sampling(config: &Config) -> Option<Lever> {
-    let rollout = &config.rollout;
-    let plain = (rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p);
-    let turn = |c: &mut Config| {
-        let rollout = &mut c.rollout;
-        (rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p) = (1.0, 1.0, 0, 0.0);
-    };
-    let change = "rollout.temperature -> 1, without top_p, top_k and min_p".to_owned();
-    let points_to = "what the numbers mean: temperature or filters on one side only";
-    (plain != (1.0, 1.0, 0, 0.0)).then(|| turned(config, change, turn, points_to, true))?
-}
-
-fn updates(config: &Config) -> Option<Lever> {
-    let trains = config.trainer.update == Update::Adamw;
-    let turn = |c: &mut Config| c.trainer.update = Update::None;
-    let points_to = "weights that arrive late, or at one side only";
-    // A warm start is made of updates too.
-    (trains && config.trainer.warm_start.steps == 0)
-        .then(|| turned(config, "trainer.update -> none".to_owned(), turn, points_to, true))?
-}
-
-fn dtype(config: &Config) -> Option<Lever> {
-    let dtypes = [config.model.dtype, config.engine.mamba_ssm_cache_dtype];
-    let turn = |c: &mut Config| {
-        (c.model.dtype, c.engine.mamba_ssm_cache_dtype) = (Dtype::F32, Dtype::F32);
-    };
-    let change = "model.dtype and engine.mamba_ssm_cache_dtype -> f32".to_owned();
-    (dtypes != [Dtype::F32; 2]).then(|| turned(config, change, turn, "rounding", false))?
-}
-
-fn force_prefill(config: &Config) -> Option<Lever> {
-    let turn = |c: &mut Config| c.engine.force_prefill = true;
-    let points_to = "the decode path, or the state that it reads back";
-    let change = "engine.force_prefill -> true".to_owned();
-    (!config.engine.force_prefill).then(|| turned(config, change, turn, points_to, false))?
-}
-
 fn free_list(config: &Config) -> Option<Lever> {
     let (order, name) = match config.engine.free_list {
         FreeListOrder::Fifo => (FreeListOrder::Lifo, "lifo"),
@@ -130,7 +163,8 @@ fn free_list(config: &Config) -> Option<Lever> {
     turned(config, format!("engine.free_list -> {name}"), turn, points_to, false)
 }
 
-fn blocks(config: &Config, num_blocks: u32) -> Option<Lever> {
+fn fewer_blocks(config: &Config, seen: &Seen) -> Option<Lever> {
+    let num_blocks = seen.num_blocks;
     let half = num_blocks / 2;
     let turn = |c: &mut Config| c.engine.num_gpu_blocks_override = Some(half);
     let points_to = "high block ids: an address that overflows";

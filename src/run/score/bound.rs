@@ -80,7 +80,7 @@ impl Bound {
             weights: weight_bytes(plan, num.dtype.bytes(), leg),
             layer: 4 * layer,
             cache,
-            logits: 4 * plan.config.vocab_size as u64 * logit_rows,
+            logits: logit_bytes(logit_rows, plan.config.vocab_size as u64),
         })
     }
 
@@ -112,6 +112,11 @@ impl fmt::Display for Bound {
             self.total()
         )
     }
+}
+
+/// Logits are f32 whatever the model's dtype.
+const fn logit_bytes(rows: u64, vocab: u64) -> u64 {
+    4 * rows * vocab
 }
 
 /// Weights as a leg holds them, and what passes on their way there.
@@ -161,8 +166,15 @@ mod tests {
         Bound::of(&plan, &config, leg, largest).expect("a bound")
     }
 
+    /// sgl-project/sglang#31958: every position at once, and a chunk of them.
     #[test]
-    fn logits_do_not_grow_with_the_sequence() {
+    fn k26_logits_of_a_chunk_of_rows() {
+        assert_eq!(logit_bytes(65_536, 248_320), 65_095_598_080);
+        assert_eq!(logit_bytes(1_024, 248_320), 1_017_118_720);
+    }
+
+    #[test]
+    fn k26_logits_do_not_grow_with_the_sequence() {
         for leg in [Leg::Trainer, Leg::Prefill, Leg::Decode] {
             let (short, long) = (bound(leg, 1 << 10), bound(leg, 1 << 20));
             let threads = rayon::current_num_threads() as u64;

@@ -45,7 +45,7 @@ fn ids() -> Vec<TokenId> {
 }
 
 #[test]
-fn a_tied_head_is_the_embedding() {
+fn k28_a_tied_head_is_the_embedding() {
     let ids = &ids();
     let mut tied = weights();
     tied.remove("lm_head.weight");

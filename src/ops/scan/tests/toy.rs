@@ -97,3 +97,12 @@ fn k06_after_drafts_the_last_accepted_state_counts() {
         check("first column", &after_each(columns[0], &[1.0]), &[faulty]);
     }
 }
+
+/// huggingface/transformers#32677: tokens that only fill a row up are tokens to a recurrence.
+#[test]
+fn k13_pads_in_front_feed_the_state() {
+    let last = |x: &[f32]| after_each(0.0, x)[x.len() - 1];
+    check("alone", &[last(&[1.0])], &[1.0]);
+    check("behind two pads of 1", &[last(&[1.0, 1.0, 1.0])], &[1.75]);
+    check("in front of two pads", &after_each(0.0, &[1.0, 1.0, 1.0])[..1], &[1.0]);
+}
