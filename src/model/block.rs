@@ -41,6 +41,7 @@ struct FeedForward {
 }
 
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // As above.
 enum Experts {
     /// A dense layer: every token goes to it.
     One(Mlp),

@@ -30,7 +30,7 @@ pub enum States {
     /// Copies, which [`Self::store_conv`] and [`Self::store_ssm`] write back.
     Cpu(Vec<MambaState>),
     /// The pages themselves, which the kernels read and write: nothing is left to write back. A
-    /// launch takes all rows, so that its loads come before its stores.
+    /// launch takes all rows, and none of them stores where another one loads.
     #[cfg(feature = "cuda")]
     Cuda(cuda::States),
 }

@@ -12,7 +12,8 @@ use gapscope::ops::pages::StateView;
 use gapscope::ops::state::StateRow;
 
 use crate::sequences::{
-    blocks, bytes_of, filled, gpu, random, ranges, spans, whole, Report, DTYPES, LENGTHS,
+    bytes_of, filled, gpu, positions, random, ranges, spans, state_rows, whole, Report, DTYPES,
+    LENGTHS,
 };
 
 /// Channels and taps: one of each, remainders, more than one tile, no state, Jamba's.
@@ -111,28 +112,25 @@ fn states_in_pages() {
     report.finish("conv, states in pages");
 }
 
-/// Some spans read their state and some do not; every byte of the buffer is compared after.
+/// Spans start from their block, from zero or from a cached one; every byte of the buffer is compared
+/// after.
 fn in_pages(gpu: &Arc<Gpu>, layer: &Layer, lens: &[usize], dtype: Dtype, report: &mut Report) {
     let (d, view) = (layer.channels, layer.view(dtype));
     let num_blocks = 2 * lens.len() as u32 + 3;
     let (mut host, device) = filled(gpu, 2, num_blocks, view.page_bytes(), dtype);
-    let slots = blocks(lens.len(), num_blocks, 5);
-    let reads = |span: usize| span % 3 != 1;
+    let places = state_rows(lens.len(), num_blocks, 5);
     let x = random(lens.iter().sum::<usize>() * d, 4, dtype);
     let mut want = vec![0.0; x.len()];
-    for (span, rows) in ranges(lens).into_iter().enumerate() {
+    for (place, rows) in places.iter().zip(ranges(lens)) {
         let (floats, mut state) = (rows.start * d..rows.end * d, vec![0.0; layer.host.state_len()]);
-        if reads(span) {
-            view.load_conv(&host, slots[span], &mut state);
+        if let Some(block) = place.from {
+            view.load_conv(&host, block, &mut state);
         }
         layer.host.forward(&mut state, &x[floats.clone()], dtype, &mut want[floats]);
-        view.store_conv(&mut host, slots[span], &state);
+        view.store_conv(&mut host, place.block, &state);
     }
-    let row = |(span, &block)| StateRow { block, from: reads(span).then_some(block) };
-    let places: Vec<StateRow> = slots.iter().enumerate().map(row).collect();
     let states = States::paged(&device, &view, &places, 14);
-    let positions: Vec<usize> = (0..lens.len()).map(|span| 9 * usize::from(reads(span))).collect();
-    let got = layer.run(gpu, &x, (lens, &positions), &states, dtype);
+    let got = layer.run(gpu, &x, (lens, &positions(&places)), &states, dtype);
     let what = || format!("D {d} K {} {dtype:?} {lens:?}", layer.taps);
     report.same(what, &got, &want);
     let bytes = view.page_bytes() * u64::from(num_blocks);

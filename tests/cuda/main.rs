@@ -8,6 +8,7 @@ mod conv;
 mod elementwise;
 mod gemm;
 mod pages;
+mod policies;
 mod rms_norm;
 mod runs;
 mod scan;

@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use gapscope::config::{self, Config};
+use gapscope::report::parquet::{read_rollouts, read_tokens, RolloutRow, TokenRow};
+use gapscope::report::{ReportError, Summary};
 use gapscope::run;
+use tempfile::TempDir;
 
 use crate::sequences::gpu;
 
@@ -12,11 +15,33 @@ fn config(toml: &str, set: &[&str]) -> Config {
     config::parse(toml, "test.toml", &set).expect("a valid config")
 }
 
-/// Where a run of the device is to be the CPU's, step by step and token by token.
-fn same_on_both(name: &str, toml: &str, set: &[&str]) -> usize {
-    if gpu().is_none() {
-        return 0;
+/// What a run of the device left, in a folder that lives as long as this.
+pub struct Left {
+    pub summary: Summary,
+    parent: TempDir,
+}
+
+impl Left {
+    /// Of every step's requests.
+    pub fn rollouts(&self) -> Vec<RolloutRow> {
+        self.rows("rollouts", read_rollouts)
     }
+
+    /// Of every step's sampled tokens.
+    pub fn tokens(&self) -> Vec<TokenRow> {
+        self.rows("tokens", read_tokens)
+    }
+
+    fn rows<T>(&self, kind: &str, read: fn(&Path) -> Result<Vec<T>, ReportError>) -> Vec<T> {
+        let file = |step| self.parent.path().join(format!("cuda/{kind}/step-{step:05}.parquet"));
+        let of_step = |step| read(&file(step)).expect("a step's rows");
+        (1..=self.summary.steps_done).flat_map(of_step).collect()
+    }
+}
+
+/// A run of the device that is the CPU's, step by step and token by token; none without a device.
+pub fn same_on_both(name: &str, toml: &str, set: &[&str]) -> Option<Left> {
+    gpu()?;
     let parent = tempfile::tempdir().expect("a temporary folder");
     let folders = ["cpu", "cuda"].map(|device| {
         let folder = parent.path().join(device);
@@ -34,28 +59,31 @@ fn same_on_both(name: &str, toml: &str, set: &[&str]) -> usize {
     );
     assert_eq!(cpu.n_tokens, cuda.n_tokens, "{name}");
     assert!(!found.differs(), "{name}:\n{found}");
-    cuda.spike_steps.len()
+    Some(Left { summary: cuda, parent })
 }
 
-/// A run on the device alone, every token of which is the same to the last bit on all legs.
-fn exact(name: &str, toml: &str, set: &[&str]) -> u64 {
-    if gpu().is_none() {
-        return 0;
-    }
+/// A run on the device alone; none without one.
+pub fn on_device(name: &str, toml: &str, set: &[&str]) -> Option<Left> {
+    gpu()?;
     let parent = tempfile::tempdir().expect("a temporary folder");
-    let set = [set, &["engine.device=cuda", "check.legs=[\"prefill\"]"]].concat();
-    let summary = run::run(&config(toml, &set), &parent.path().join("run")).expect("a run");
-    let steps = std::fs::read_to_string(parent.path().join("run/steps.jsonl")).expect("steps");
+    let set = [set, &["engine.device=cuda"]].concat();
+    let summary = run::run(&config(toml, &set), &parent.path().join("cuda")).expect("a run");
     eprintln!(
-        "{name}: {} tokens, frac_bitwise_equal {:?}",
-        summary.n_tokens, summary.frac_bitwise_equal
+        "{name}: {} tokens, frac_bitwise_equal {:?}, gap at most {:?}, floor {:?}",
+        summary.n_tokens, summary.frac_bitwise_equal, summary.gap_max, summary.floor
     );
-    assert_eq!(summary.frac_bitwise_equal, Some(1.0), "{name}");
-    assert!(steps.lines().count() > 0 && summary.spike_steps.is_empty(), "{name}");
-    summary.preemptions
+    Some(Left { summary, parent })
 }
 
-const TINY: &str = "name = \"x\"\nsteps = 3\nmodel.preset = \"tiny-jamba\"\n\
+/// The same, where every token is the same to the last bit on all legs.
+pub fn exact(name: &str, toml: &str, set: &[&str]) -> Option<Left> {
+    let left = on_device(name, toml, &[set, &["check.legs=[\"prefill\"]"]].concat())?;
+    assert_eq!(left.summary.frac_bitwise_equal, Some(1.0), "{name}");
+    assert!(left.summary.steps_done > 0 && left.summary.spike_steps.is_empty(), "{name}");
+    Some(left)
+}
+
+pub const TINY: &str = "name = \"x\"\nsteps = 3\nmodel.preset = \"tiny-jamba\"\n\
     engine.device_memory = \"64MiB\"\n\
     engine.max_num_batched_tokens = 128\nengine.max_num_seqs = 32\nengine.max_model_len = 96\n\
     rollout.prompts_per_step = 4\nrollout.rollouts_per_prompt = 8\nrollout.max_new_tokens = 8\n\
@@ -118,8 +146,8 @@ fn both_bugs_come_out_as_on_the_cpu() {
         ("index wrap", "index_wrap.toml", &["steps=24"], 2),
         ("index wrap, 128", "index_wrap.toml", often, 2),
     ] {
-        let found = same_on_both(name, &read(toml), set);
-        assert!(found == spikes || gpu().is_none(), "{name}: {found} spike steps");
+        let Some(left) = same_on_both(name, &read(toml), set) else { return };
+        assert_eq!(left.summary.spike_steps.len(), spikes, "{name}");
     }
 }
 
@@ -153,8 +181,8 @@ fn bf16_is_exact_at_any_batch_size() {
             "trainer.update=none",
         ];
         let name = format!("{dtype}, state {state}, a tight pool");
-        let preemptions = exact(&name, TINY, &[&set[..], &tight].concat());
-        assert!(preemptions > 0 || gpu().is_none(), "{name}: no preemption");
+        let Some(left) = exact(&name, TINY, &[&set[..], &tight].concat()) else { return };
+        assert!(left.summary.preemptions > 0, "{name}: no preemption");
         let train = ["trainer.warm_start.steps=3", "trainer.warm_start.batch=8"];
         exact(&format!("{dtype}, state {state}, training"), TINY, &[&set[..], &train].concat());
     }

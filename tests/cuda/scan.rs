@@ -15,7 +15,7 @@ use gapscope::ops::scan::{self, cuda, Scan};
 use gapscope::ops::state::StateRow;
 
 use crate::sequences::{
-    blocks, bytes_of, filled, gpu, random, ranges, spans, Report, DTYPES, LENGTHS,
+    bytes_of, filled, gpu, positions, random, ranges, spans, state_rows, Report, DTYPES, LENGTHS,
 };
 
 /// Channels and states: one of each, below, at and beyond the lane width, several tiles.
@@ -30,6 +30,9 @@ struct Layer {
     a_dn: Vec<f32>,
     skip_d: Vec<f32>,
     dt_bias_d: Vec<f32>,
+    /// The device's. The CPU's fast scan has another order: what the device does is its invariant
+    /// one, of a state that is rounded where [`Self::rounded_to`] says.
+    arithmetic: Arithmetic,
 }
 
 /// c, dt, B, C, z of packed rows.
@@ -40,7 +43,16 @@ impl Layer {
         let (a_log, skip_d) = (random(d * n, 1, Dtype::F32), random(d, 2, Dtype::F32));
         let dt_bias_d = random(d, 3, Dtype::F32);
         let a_dn = a_log.iter().map(|&a| -gapscope::ops::simd::exp(a)).collect();
-        Self { d, n, host: Scan::new(&a_log, &skip_d, &dt_bias_d), a_dn, skip_d, dt_bias_d }
+        let (host, arithmetic) = (Scan::new(&a_log, &skip_d, &dt_bias_d), Arithmetic::Invariant);
+        Self { d, n, host, a_dn, skip_d, dt_bias_d, arithmetic }
+    }
+
+    /// What the state is rounded to between two rows, where it is kept in a dtype.
+    fn rounded_to(&self, state_dtype: Dtype) -> Dtype {
+        match self.arithmetic {
+            Arithmetic::Invariant => state_dtype,
+            Arithmetic::Fast => Dtype::F32,
+        }
     }
 
     /// Some Δ above 20, where softplus is the identity.
@@ -82,12 +94,8 @@ impl Layer {
     ) -> Vec<f32> {
         let weights = [&self.a_dn, &self.skip_d, &self.dt_bias_d].map(|values| gpu.upload(values));
         let [a, skip, dt_bias] = weights.each_ref().map(|values| values.as_view());
-        let weights = cuda::Weights {
-            a_dn: a,
-            skip_d: skip,
-            dt_bias_d: dt_bias,
-            arithmetic: Arithmetic::Invariant,
-        };
+        let arithmetic = self.arithmetic;
+        let weights = cuda::Weights { a_dn: a, skip_d: skip, dt_bias_d: dt_bias, arithmetic };
         let part = self.rows(x, rows.clone());
         let parts = [part.c_td, part.dt_td, part.b_tn, part.c_tn, part.z_td];
         let parts = parts.map(|values| gpu.upload(values));
@@ -156,6 +164,20 @@ fn states_in_pages_at_every_width_of_the_product() {
     report.finish("scan, states in pages");
 }
 
+/// f32 while a launch lasts, bf16 in the pages.
+#[test]
+fn fast_states_are_rounded_where_they_are_stored() {
+    let Some(gpu) = gpu() else { return };
+    let mut report = Report::default();
+    for (shape, lens) in SHAPES.into_iter().flat_map(|s| LENGTHS.map(|l| (s, l))) {
+        let layer = Layer { arithmetic: Arithmetic::Fast, ..Layer::new(shape) };
+        for (bits, dtype) in [64, 14].into_iter().flat_map(|b| DTYPES.map(|d| (b, d))) {
+            in_pages(&gpu, &layer, &layer.view(dtype), (24, bits), lens, dtype, &mut report);
+        }
+    }
+    report.finish("scan, fast");
+}
+
 /// The tiny Jamba's page, and the width at which its blocks from 1,366 on wrap.
 #[test]
 fn twenty_two_bits_wrap_where_the_cpu_wraps() {
@@ -193,8 +215,8 @@ fn the_shape_of_jamba_3b() {
     report.finish("scan, 5120 channels");
 }
 
-/// Some spans read their state and some do not; every byte of the buffer is compared after. Returns
-/// how many of the states lay at a wrapped address.
+/// Spans start from their block, from zero or from a cached one; every byte of the buffer is compared
+/// after. Returns how many of the states lay at a wrapped address.
 fn in_pages(
     gpu: &Arc<Gpu>,
     layer: &Layer,
@@ -206,26 +228,24 @@ fn in_pages(
 ) -> usize {
     let (mut host, device) = filled(gpu, view.buffer + 1, num_blocks, view.page_bytes(), dtype);
     // Some of them have one address where the product is narrow.
-    let slots = blocks(lens.len().min(num_blocks as usize - 1), num_blocks, 5);
-    let lens = &lens[..slots.len()];
-    let reads = |span: usize| span % 3 != 1;
+    let places = state_rows(lens.len(), num_blocks, 5);
     let rows = lens.iter().sum::<usize>();
     let x = layer.inputs(rows, dtype);
     let mut want = vec![0.0; rows * layer.d];
     let mut states: Vec<Vec<f32>> = vec![vec![0.0; layer.host.state_len()]; lens.len()];
-    for (span, h) in states.iter_mut().enumerate().filter(|(span, _)| reads(*span)) {
-        view.load_ssm(&host, slots[span], bits, h);
+    for (place, h) in places.iter().zip(&mut states) {
+        if let Some(block) = place.from {
+            view.load_ssm(&host, block, bits, h);
+        }
     }
-    for ((rows, h), &slot) in ranges(lens).into_iter().zip(&mut states).zip(&slots) {
+    for ((rows, h), place) in ranges(lens).into_iter().zip(&mut states).zip(&places) {
         let out = layer.wide(&rows);
-        layer.host.forward(h, layer.rows(&x, rows), dtype, dtype, &mut want[out]);
-        view.store_ssm(&mut host, slot, bits, h);
+        let rounded_to = layer.rounded_to(dtype);
+        layer.host.forward(h, layer.rows(&x, rows), dtype, rounded_to, &mut want[out]);
+        view.store_ssm(&mut host, place.block, bits, h);
     }
-    let row = |(span, &block)| StateRow { block, from: reads(span).then_some(block) };
-    let places: Vec<StateRow> = slots.iter().enumerate().map(row).collect();
     let states = States::paged(&device, view, &places, bits);
-    let positions: Vec<usize> = (0..lens.len()).map(|span| 9 * usize::from(reads(span))).collect();
-    let got = layer.run(gpu, &x, 0..rows, (lens, &positions), &states, (dtype, dtype));
+    let got = layer.run(gpu, &x, 0..rows, (lens, &positions(&places)), &states, (dtype, dtype));
     let what = || format!("D {} N {} {dtype:?} {bits} bits {lens:?}", layer.d, layer.n);
     report.same(what, &got, &want);
     let bytes = view.page_bytes() * u64::from(num_blocks);
@@ -235,8 +255,8 @@ fn in_pages(
         &found,
         &bytes_of(&host, view.buffer, bytes),
     );
-    let wraps = |slot: &&BlockId| view.ssm_bytes(**slot, bits) != view.ssm_bytes(**slot, 64);
-    slots.iter().filter(wraps).count()
+    let wraps = |&block: &BlockId| view.ssm_bytes(block, bits) != view.ssm_bytes(block, 64);
+    places.iter().map(|place| place.block).filter(wraps).count()
 }
 
 /// A sequence cut anywhere, and one row at a time as decode takes it, gives the bits and the state

@@ -10,6 +10,7 @@ use gapscope::ops::cuda::{Gpu, Spans};
 use gapscope::ops::pages::{cuda, Pages};
 use gapscope::ops::round::slice_to_dtype;
 use gapscope::ops::spans::Span;
+use gapscope::ops::state::StateRow;
 
 pub const DTYPES: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 
@@ -65,6 +66,25 @@ pub fn blocks(count: usize, num_blocks: u32, seed: u64) -> Vec<BlockId> {
     stream.shuffle(&mut ids);
     ids.truncate(count);
     ids
+}
+
+/// Where the states of `count` rows lie in a pool. Of every three rows the first one starts from the
+/// block that it stores to, the second from zero, and the third from a block that nobody stores to,
+/// which is some other rows' too: a cached prefix.
+pub fn state_rows(count: usize, num_blocks: u32, seed: u64) -> Vec<StateRow> {
+    let all = blocks(num_blocks as usize - 1, num_blocks, seed);
+    let (own, cached) = all.split_at(count);
+    let cached = &cached[..cached.len().min(2)];
+    let row = |(i, &block)| {
+        let from = [Some(block), None, Some(cached[i % cached.len()])][i % 3];
+        StateRow { block, from }
+    };
+    own.iter().enumerate().map(row).collect()
+}
+
+/// As many tokens as each row's state has seen: some, or none.
+pub fn positions(rows: &[StateRow]) -> Vec<usize> {
+    rows.iter().map(|row| 9 * usize::from(row.from.is_some())).collect()
 }
 
 /// The same bytes on both sides: numbers of `dtype` everywhere.

@@ -1,7 +1,12 @@
-//! Pages in device memory, and what a kernel must know to find a sequence's state or keys in them.
+//! Pages in device memory, and what a kernel must know to find a sequence's state in them.
 
 // A struct that a kernel takes by value is promised to be plain numbers; launches are raw calls.
 #![allow(unsafe_code)]
+
+mod tables;
+
+pub use tables::BlockTables;
+pub(in crate::ops) use tables::KeyValueArgument;
 
 use std::fmt;
 use std::ops::Range;
@@ -9,7 +14,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr};
 
-use super::{KeyValueView, StateView};
+use super::StateView;
 use crate::base::BlockId;
 use crate::config::Dtype;
 use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, Spans, THREADS};
@@ -141,7 +146,10 @@ pub enum States {
     /// Sequences seen whole: zeros, and nothing is stored.
     Fresh { count: usize },
     /// The pages, read and written in place; through copies where the ssm state's address may be
-    /// another row's.
+    /// another row's. In place no row stores to a block that another one of its launch loads or
+    /// stores to: a prefix that is being filled is found from the next step on. Padding rows alone
+    /// do, all of them in the null block, where it does not matter who comes last: no request reads
+    /// what is there.
     Paged(Box<Paged>),
 }
 
@@ -321,90 +329,5 @@ impl Paged {
 
     fn assert_holds(&self, bytes: Range<u64>) {
         assert!(bytes.end <= self.buffer.len() as u64, "block {} is in no page", self.highest);
-    }
-}
-
-/// The block tables of an attention launch, a table a span.
-#[derive(Debug)]
-pub struct BlockTables {
-    blocks: CudaSlice<u32>,
-    starts: CudaSlice<u32>,
-    count: usize,
-    /// Tokens that the longest context has, this launch's own included.
-    longest: u32,
-    highest: BlockId,
-    block_tokens: u32,
-}
-
-impl BlockTables {
-    /// One `(table, tokens)` a span: its blocks, and the tokens of its context once this launch's
-    /// own are stored.
-    pub fn upload<'a>(
-        gpu: &Gpu,
-        block_tokens: u32,
-        rows: impl IntoIterator<Item = (&'a [BlockId], u32)>,
-    ) -> Self {
-        let (mut blocks, mut starts, mut longest) = (Vec::new(), Vec::new(), 0);
-        for (table, tokens) in rows {
-            let held = table.len() as u64 * u64::from(block_tokens);
-            assert!(u64::from(tokens) <= held, "{tokens} tokens in {} blocks", table.len());
-            starts.push(u32::try_from(blocks.len()).expect("a batch's tables fit in 32 bits"));
-            blocks.extend(table.iter().map(|block| block.get()));
-            longest = longest.max(tokens);
-        }
-        Self {
-            count: starts.len(),
-            highest: BlockId::new(blocks.iter().copied().max().unwrap_or_default()),
-            blocks: gpu.upload(&blocks),
-            starts: gpu.upload(&starts),
-            longest,
-            block_tokens,
-        }
-    }
-
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Tokens that the longest context has.
-    #[must_use]
-    pub fn longest(&self) -> u32 {
-        self.longest
-    }
-}
-
-/// `struct KeyValuePages` of kernels/attention.cu.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(in crate::ops) struct KeyValueArgument {
-    pages: u64,
-    blocks: u64,
-    starts: u64,
-    block_tokens: u32,
-    row: u32,
-}
-
-// SAFETY: plain numbers, laid out as the kernels' struct of the same fields.
-unsafe impl DeviceRepr for KeyValueArgument {}
-
-impl KeyValueView {
-    /// For the attention's kernels.
-    pub(in crate::ops) fn argument(&self, pages: &Pages, tables: &BlockTables) -> KeyValueArgument {
-        assert_eq!(tables.block_tokens, self.block_tokens, "tables of this layer's blocks");
-        let [_, values] = self.token_bytes(tables.highest, 0..self.block_tokens);
-        assert!(values.end <= pages.buffer_bytes(), "block {} is in no page", tables.highest);
-        KeyValueArgument {
-            pages: pages.address(self.buffer),
-            blocks: address(&pages.gpu, &tables.blocks),
-            starts: address(&pages.gpu, &tables.starts),
-            block_tokens: self.block_tokens,
-            row: u32::try_from(self.row).expect("a key fits in a page"),
-        }
     }
 }

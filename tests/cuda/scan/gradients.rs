@@ -12,12 +12,16 @@ fn gradients() {
     let Some(gpu) = gpu() else { return };
     let mut report = Report::default();
     for (shape, lens) in SHAPES.into_iter().flat_map(|s| LENGTHS.map(|l| (s, l))) {
+        let layer = Layer::new(shape);
         for state_dtype in DTYPES {
-            compare_gradients(&gpu, shape, lens, state_dtype, &mut report);
+            compare_gradients(&gpu, &layer, lens, state_dtype, &mut report);
         }
+        let fast = Layer { arithmetic: Arithmetic::Fast, ..layer };
+        compare_gradients(&gpu, &fast, lens, Dtype::Bf16, &mut report);
     }
     // Rows x states x channels past the scratch: the channels go in several turns.
-    compare_gradients(&gpu, (192, 16), &[40_000, 3, 20_000], Dtype::F32, &mut report);
+    let wide = Layer::new((192, 16));
+    compare_gradients(&gpu, &wide, &[40_000, 3, 20_000], Dtype::F32, &mut report);
     report.finish("scan, gradients");
 }
 
@@ -25,12 +29,11 @@ const NAMES: [&str; 8] = ["c", "dt", "B", "C", "z", "A_log", "D", "dt bias"];
 
 fn compare_gradients(
     gpu: &Gpu,
-    shape: (usize, usize),
+    layer: &Layer,
     lens: &[usize],
     state_dtype: Dtype,
     report: &mut Report,
 ) {
-    let layer = Layer::new(shape);
     let (d, n, t) = (layer.d, layer.n, lens.iter().sum::<usize>());
     let (x, dy) = (layer.inputs(t, Dtype::F32), random(t * d, 30, Dtype::F32));
     let mut seed = 40;
@@ -52,12 +55,18 @@ fn compare_gradients(
             z_td: &mut dz[wide.clone()],
         };
         let part = layer.rows(&x, rows);
-        layer.host.backward(part, state_dtype, &dy[wide], &mut drows, &mut dweights);
+        layer.host.backward(
+            part,
+            layer.rounded_to(state_dtype),
+            &dy[wide],
+            &mut drows,
+            &mut dweights,
+        );
     }
     for turn in 0..2 {
-        let got = backward_on_device(gpu, &layer, (&x, &dy), lens, state_dtype, &before);
+        let got = backward_on_device(gpu, layer, (&x, &dy), lens, state_dtype, &before);
         for (name, (got, want)) in NAMES.iter().zip(got.iter().zip(&want)) {
-            let what = || format!("{name} {shape:?} {lens:?} {state_dtype:?}, turn {turn}");
+            let what = || format!("{name} D {d} N {n} {lens:?} {state_dtype:?}, turn {turn}");
             report.same(what, got, want);
         }
     }
@@ -73,7 +82,8 @@ fn backward_on_device(
 ) -> [Vec<f32>; 8] {
     let weights = [&layer.a_dn, &layer.skip_d, &layer.dt_bias_d].map(|values| gpu.upload(values));
     let [a_dn, skip_d, dt_bias_d] = weights.each_ref().map(|values| values.as_view());
-    let weights = cuda::Weights { a_dn, skip_d, dt_bias_d, arithmetic: Arithmetic::Invariant };
+    let arithmetic = layer.arithmetic;
+    let weights = cuda::Weights { a_dn, skip_d, dt_bias_d, arithmetic };
     let (x, dy) = (x.each_ref().map(|values| gpu.upload(values)), gpu.upload(dy));
     let [c_td, dt_td, b_tn, c_tn, z_td] = x.each_ref().map(|values| values.as_view());
     let rows = cuda::Rows { c_td, dt_td, b_tn, c_tn, z_td };
