@@ -216,8 +216,8 @@ impl Block {
         Some(moe.router_logits(num, &norm(num, &middle_th, norm_h)))
     }
 
-    /// Which experts a forward sends rows to and with what weights, `[T, K]`, from the stream x[T, H]
-    /// between mixer and feed-forward; `None` for a layer without experts.
+    /// Which experts a forward sends rows to and with what weights, `[T, K]`, from the stream
+    /// x[T, H] between mixer and feed-forward; `None` for a layer without experts.
     #[must_use]
     pub fn routes(&self, num: &Numerics, x_th: &Array) -> Option<Vec<Choice>> {
         let Some(FeedForward { norm_h, experts: Experts::Many(moe) }) = &self.feed_forward else {

@@ -65,15 +65,7 @@ impl Preset {
         let tiny = tiny_jamba();
         match self {
             Self::TinyJamba => tiny,
-            Self::TinyJambaMoe => {
-                let layers = Every { period: 2, offset: 1 };
-                let experts = Some(ExpertsShape { layers, count: 4, per_token: 2 });
-                let feed_forward = tiny.feed_forward;
-                HfConfig {
-                    feed_forward: feed_forward.map(|s| FeedForwardShape { experts, ..s }),
-                    ..tiny
-                }
-            }
+            Self::TinyJambaMoe => with_experts(tiny),
             Self::TinyMamba => HfConfig {
                 family: Family::Mamba,
                 attention: None,
@@ -186,6 +178,14 @@ impl Preset {
         };
         fill(&mut |_, stream| deviation * stream.normal())
     }
+}
+
+/// Four experts, two a token, in every second layer.
+fn with_experts(tiny: HfConfig) -> HfConfig {
+    let layers = Every { period: 2, offset: 1 };
+    let experts = Some(ExpertsShape { layers, count: 4, per_token: 2 });
+    let feed_forward = tiny.feed_forward.map(|shape| FeedForwardShape { experts, ..shape });
+    HfConfig { feed_forward, ..tiny }
 }
 
 fn tiny_jamba() -> HfConfig {
