@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn k01_one_wrapped_store_damages_two_slots() {
         let (stride, lands) = (96, state_offset(683, 96, 16));
-        assert_eq!((lands / stride, (lands + stride - 1) / stride), (0, 1));
+        assert_eq!((lands / stride, lands.div_ceil(stride)), (0, 1));
     }
 
     #[test]
