@@ -1,6 +1,10 @@
 //! Whole runs under the engine's policies that change what a kernel is given: states that come from
 //! a cached prefix, batches that are filled up, fast arithmetic.
 
+use std::path::Path;
+
+use gapscope::gap::FindingKind;
+
 use crate::runs::{exact, on_device, same_on_both, Left, TINY};
 
 /// Prompts of a hundred tokens, which the rollouts of a prompt share.
@@ -118,4 +122,18 @@ fn fast_arithmetic_stays_below_its_floor() {
             }
         }
     }
+}
+
+#[test]
+fn a_stale_state_is_over_the_floor() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let toml = std::fs::read_to_string(root.join("experiments/imposter_request.toml"));
+    let model = format!("model.path={}", root.join("configs/models/arithmetic").display());
+    let set =
+        [&model, "engine.numerics=fast", "model.dtype=bf16", "engine.mamba_ssm_cache_dtype=bf16"];
+    let Some(left) = on_device("fast, a stale state", &toml.expect("an experiment"), &set) else {
+        return;
+    };
+    let found = &left.summary.findings;
+    assert!(found.iter().any(|one| one.kind == FindingKind::StaleState), "{found:#?}");
 }
