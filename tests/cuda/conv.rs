@@ -112,8 +112,8 @@ fn states_in_pages() {
     report.finish("conv, states in pages");
 }
 
-/// Spans start from their block, from zero or from a cached one; every byte of the buffer is compared
-/// after.
+/// Spans start from their block, from zero or from a cached one; every byte of the buffer is
+/// compared after.
 fn in_pages(gpu: &Arc<Gpu>, layer: &Layer, lens: &[usize], dtype: Dtype, report: &mut Report) {
     let (d, view) = (layer.channels, layer.view(dtype));
     let num_blocks = 2 * lens.len() as u32 + 3;

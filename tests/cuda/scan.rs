@@ -215,8 +215,8 @@ fn the_shape_of_jamba_3b() {
     report.finish("scan, 5120 channels");
 }
 
-/// Spans start from their block, from zero or from a cached one; every byte of the buffer is compared
-/// after. Returns how many of the states lay at a wrapped address.
+/// Spans start from their block, from zero or from a cached one; every byte of the buffer is
+/// compared after. Returns how many of the states lay at a wrapped address.
 fn in_pages(
     gpu: &Arc<Gpu>,
     layer: &Layer,

@@ -68,9 +68,9 @@ pub fn blocks(count: usize, num_blocks: u32, seed: u64) -> Vec<BlockId> {
     ids
 }
 
-/// Where the states of `count` rows lie in a pool. Of every three rows the first one starts from the
-/// block that it stores to, the second from zero, and the third from a block that nobody stores to,
-/// which is some other rows' too: a cached prefix.
+/// Where the states of `count` rows lie in a pool. Of every three rows the first one starts from
+/// the block that it stores to, the second from zero, and the third from a block that nobody stores
+/// to, which is some other rows' too: a cached prefix.
 pub fn state_rows(count: usize, num_blocks: u32, seed: u64) -> Vec<StateRow> {
     let all = blocks(num_blocks as usize - 1, num_blocks, seed);
     let (own, cached) = all.split_at(count);
