@@ -110,18 +110,16 @@ pub fn bisect(run: &Path, options: BisectOptions) -> Result<String> {
         "step {step} does not spike again with the run's own configuration: its model or its task \
          have changed since, or it was made by another version"
     );
-    let mut left: Vec<(usize, Lever)> =
+    let mut order: Vec<(usize, Lever)> =
         levers(&config, &as_it_was).into_iter().enumerate().collect();
     if let Some(seed) = options.shuffle {
-        Stream::new(seed, "levers", 0).shuffle(&mut left);
+        Stream::new(seed, "levers", 0).shuffle(&mut order);
     }
-    let mut rows: Vec<Row> = Vec::new();
-    while !left.is_empty() && (options.all || !is_enough(&rows, &left)) {
-        let (rank, lever) = left.remove(0);
+    let rows = search(order, options.all, |rank, lever| {
         let row = try_lever(lever, rank, step, &as_it_was.gaps)?;
         say(&line(&row));
-        rows.push(row);
-    }
+        Ok(row)
+    })?;
     let (points_to, decided) = conclusion(&rows);
     let table = Table { step, replays: 1 + rows.len(), rows, points_to, decided };
     let out = folder.root().join(FILE);
@@ -155,10 +153,29 @@ impl Seen {
     }
 }
 
-/// Whether a lever has settled it that is stronger than all that are left.
-fn is_enough(rows: &[Row], left: &[(usize, Lever)]) -> bool {
-    let settled = rows.iter().filter(|row| row.settles()).map(|row| row.rank).min();
-    settled.is_some_and(|settled| left.iter().all(|(rank, _)| *rank > settled))
+/// Turns levers in this order, as long as there is one that is worth it.
+fn search(
+    mut left: Vec<(usize, Lever)>,
+    all: bool,
+    mut turn: impl FnMut(usize, Lever) -> Result<Row>,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    while let Some(at) = next(&rows, &left, all) {
+        let (rank, lever) = left.remove(at);
+        rows.push(turn(rank, lever)?);
+    }
+    Ok(rows)
+}
+
+/// The next lever that is worth a replay. Where one has settled it, only a stronger one could have
+/// more to say; where one has narrowed it down, those that may settle it come before others that
+/// can only narrow it down as well.
+fn next(rows: &[Row], left: &[(usize, Lever)], all: bool) -> Option<usize> {
+    let settled = rows.iter().filter(|row| row.settles() && !all).map(|row| row.rank).min();
+    let narrowed = rows.iter().any(|row| row.ended() && !row.decides && !all);
+    let is_stronger = |(rank, _): &(usize, Lever)| settled.is_none_or(|settled| *rank < settled);
+    let may_settle = |one: &(usize, Lever)| is_stronger(one) && (one.1.decides || !narrowed);
+    left.iter().position(may_settle).or_else(|| left.iter().position(is_stronger))
 }
 
 fn try_lever(lever: Lever, rank: usize, step: Step, as_it_was: &[StepGap]) -> Result<Row> {
@@ -226,5 +243,56 @@ fn told_conclusion(Table { step, points_to, decided, .. }: &Table) -> String {
             "step {step}: no lever decides it; it has to do with {}",
             places.join(", and with ")
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranked() -> Vec<(usize, Lever)> {
+        let text = "name = \"x\"\nmodel.preset = \"tiny-jamba\"\nrollout.temperature = 0.5\n\
+            [engine]\nstate_index_bits = 32\nbatch_split = \"scheduled_tokens\"\n\
+            enforce_eager = false\nenable_prefix_caching = true\nnumerics = \"fast\"\n";
+        let config = crate::config::parse(text, "test.toml", &[]).expect("a valid config");
+        let seen = Seen { gaps: Vec::new(), num_blocks: 100, preemptions: 1 };
+        levers(&config, &seen).into_iter().enumerate().collect()
+    }
+
+    /// Rows of a search where each lever has the effect of its rank.
+    fn rows(order: Vec<(usize, Lever)>, all: bool, effects: &[Effect]) -> Vec<Row> {
+        let turn = |rank: usize, lever: Lever| {
+            let (effect, Lever { change, points_to, decides, .. }) = (effects[rank].clone(), lever);
+            Ok(Row { change, effect, gap_max: None, points_to, decides, rank })
+        };
+        search(order, all, turn).expect("no lever fails")
+    }
+
+    #[test]
+    fn those_that_decide_are_stronger_than_those_that_narrow_down() {
+        let decide: Vec<bool> = ranked().iter().map(|(_, lever)| lever.decides).collect();
+        assert_eq!(decide, [vec![true; 10], vec![false; 5]].concat());
+    }
+
+    #[test]
+    fn no_order_changes_what_is_pointed_to_and_none_takes_more_replays_than_all() {
+        for seed in 0..500 {
+            let mut stream = Stream::new(seed, "effects", 0);
+            let mut effect = |_| match stream.integer(0, 9) {
+                0 => Effect::Gone,
+                1 => Effect::Smaller,
+                _ => Effect::Same,
+            };
+            let mut order = ranked();
+            let effects: Vec<Effect> = (0..order.len()).map(&mut effect).collect();
+            stream.shuffle(&mut order);
+            let all = rows(ranked(), true, &effects);
+            assert_eq!(all.len(), effects.len());
+            let (usual, drawn) = (rows(ranked(), false, &effects), rows(order, false, &effects));
+            assert!(usual.len() <= drawn.len() && drawn.len() <= all.len(), "{seed}: {effects:?}");
+            for rows in [&usual, &drawn] {
+                assert_eq!(conclusion(rows), conclusion(&all), "{seed}: {effects:?}");
+            }
+        }
     }
 }

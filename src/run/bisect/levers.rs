@@ -22,12 +22,12 @@ pub(super) struct Lever {
 /// ones that change what is sampled or how the pool is filled. A weak lever can end a gap by
 /// accident, so it says something only where no stronger one has ended it.
 pub(super) fn levers(config: &Config, seen: &Seen) -> Vec<Lever> {
-    let policies = [state_index(config), batch_split(config), one_sequence_a_pass(config)];
-    let kernels = [numerics(config), eager(config), force_prefill(config)];
+    let policies = [state_index(config), batch_split(config), numerics(config), eager(config)];
+    let passes = [force_prefill(config), one_sequence_a_pass(config)];
     let contents = [prefix_caching(config), more_blocks(config, seen)];
     let meanings = [sampling(config), updates(config), dtype(config)];
     let places = [budget(config), rollouts(config), free_list(config), fewer_blocks(config, seen)];
-    let decide = policies.into_iter().chain(kernels).chain(contents).chain(meanings);
+    let decide = policies.into_iter().chain(passes).chain(contents).chain(meanings);
     decide.chain(places).chain([one_at_a_time(config)]).flatten().collect()
 }
 
@@ -58,14 +58,6 @@ fn batch_split(config: &Config) -> Option<Lever> {
     old.then(|| turned(config, change, turn, points_to, true))?
 }
 
-fn one_sequence_a_pass(config: &Config) -> Option<Lever> {
-    let tokens = config.trainer.max_tokens_per_chunk;
-    let change = format!("trainer.max_tokens_per_chunk {tokens} -> 1");
-    let turn = |c: &mut Config| c.trainer.max_tokens_per_chunk = 1;
-    let points_to = "the trainer's batch: packing, padding or an order of sums that follows it";
-    (tokens > 1).then(|| turned(config, change, turn, points_to, true))?
-}
-
 fn numerics(config: &Config) -> Option<Lever> {
     let fast = config.engine.numerics == Arithmetic::Fast;
     let change = "engine.numerics fast -> invariant".to_owned();
@@ -86,6 +78,14 @@ fn force_prefill(config: &Config) -> Option<Lever> {
     let points_to = "the decode path, or the state that it reads back";
     let change = "engine.force_prefill -> true".to_owned();
     (!config.engine.force_prefill).then(|| turned(config, change, turn, points_to, true))?
+}
+
+fn one_sequence_a_pass(config: &Config) -> Option<Lever> {
+    let tokens = config.trainer.max_tokens_per_chunk;
+    let change = format!("trainer.max_tokens_per_chunk {tokens} -> 1");
+    let turn = |c: &mut Config| c.trainer.max_tokens_per_chunk = 1;
+    let points_to = "the trainer's batch: packing, padding or an order of sums that follows it";
+    (tokens > 1).then(|| turned(config, change, turn, points_to, true))?
 }
 
 fn prefix_caching(config: &Config) -> Option<Lever> {
