@@ -37,7 +37,7 @@ fn replays(table: &Value) -> usize {
     table["rows"].as_array().expect("rows").len() + 1
 }
 
-/// In the usual order and in three that are drawn, the same is pointed to after six replays at most.
+/// In any order the same is pointed to, after six replays at most: the usual one, and three drawn.
 #[track_caller]
 fn check_orders(run: &Run, expected: &str) {
     let (text, table) = bisect(run.root(), &[]);
