@@ -110,7 +110,7 @@ mod tests {
         ] {
             let found = scene(kind, routes).check(&[Unexplained]);
             let told =
-                format!("1/0/0 parts from the trainer's pass first in {layer} at position 0");
+                format!("s1.p0.r0 parts from the trainer's pass first in {layer} at position 0");
             assert!(found[0].message.contains(&told), "{}", found[0].message);
         }
     }
