@@ -59,12 +59,16 @@ impl<'a> Lived<'a> {
         self.tokens.iter().find(hit).map(|token| token.engine_step)
     }
 
-    /// Whether it sampled a token after that step whose good value would say something.
-    pub(super) fn tells_after(&self, step: EngineStep) -> bool {
-        let later = self.tokens.partition_point(|token| token.engine_step <= step);
-        let index = self.life.sampled_before as usize + later;
-        let at = self.paired.partition_point(|token| token.index.index() < index);
-        self.paired[at..].iter().any(|token| !sure(token))
+    /// Whether it sampled a token after the one step and before the other whose good value would
+    /// say something.
+    pub(super) fn tells_between(&self, after: EngineStep, before: EngineStep) -> bool {
+        let from = self.tokens.partition_point(|token| token.engine_step <= after);
+        let to = self.tokens.partition_point(|token| token.engine_step < before);
+        let place = |number: usize| {
+            let index = self.life.sampled_before as usize + number;
+            self.paired.partition_point(|token| token.index.index() < index)
+        };
+        from < to && self.paired[place(from)..place(to)].iter().any(|token| !sure(token))
     }
 
     /// The first token that it sampled and whose good value would say something; `None` where it

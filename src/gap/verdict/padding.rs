@@ -6,6 +6,12 @@ use crate::base::{BlockId, EngineStep};
 use crate::gap::finding::FindingKind;
 use crate::gap::pair::Leg;
 
+/// What a state leaves that others were written over is not this small, nats. A gap that nowhere
+/// reaches it may be rounding, and whoever stands in the first row often stands there by chance.
+const WRITTEN_OVER_NATS: f64 = 0.01;
+/// After every engine step.
+const LAST: EngineStep = EngineStep::new(u64::MAX);
+
 /// Whoever stood in the first row of a batch with padding rows is bad from the next token on, and
 /// nobody else is: the padding wrote its state to the first row's block.
 pub(super) fn padding_write<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit<'a>> {
@@ -49,12 +55,19 @@ struct Victim {
     blocks: Vec<BlockId>,
 }
 
-/// The bad lives of a request, if padding had struck each of them before its first bad token.
+/// The bad lives of a request, if padding had struck each of them right before its first bad token:
+/// a state that was written over shows in the next token.
 fn victims(case: &Case, floor: f64) -> Option<Vec<Victim>> {
+    if case.sequence.gap().is_none_or(|gap| gap < WRITTEN_OVER_NATS) {
+        return None;
+    }
     let mut found = Vec::new();
     for lived in Lived::of(case, floor) {
         let Some(bad) = lived.first_bad() else { continue };
         let step = lived.first_before_padding().filter(|&step| step < bad.engine_step)?;
+        if lived.tells_between(step, bad.engine_step) {
+            return None;
+        }
         let blocks = lived.life.state_blocks.iter().map(|held| held.block).collect();
         found.push(Victim { step, blocks });
     }
@@ -65,7 +78,7 @@ fn victims(case: &Case, floor: f64) -> Option<Vec<Victim>> {
 fn came_through(case: &Case, floor: f64) -> bool {
     let good = |lived: &Lived| {
         let step = lived.first_before_padding();
-        lived.first_bad().is_none() && step.is_some_and(|step| lived.tells_after(step))
+        lived.first_bad().is_none() && step.is_some_and(|step| lived.tells_between(step, LAST))
     };
     Lived::of(case, floor).iter().any(good)
 }
