@@ -44,7 +44,8 @@ impl Scratch {
     }
 
     /// Runs one batch; decode feeds come first. Returns what left the last layer, `[T, H]`, the
-    /// feeds' rows one after another. `observe` sees each layer's input.
+    /// feeds' rows one after another. `observe` sees what there is to see of the pass:
+    /// [`super::Seen`].
     pub fn feed(
         &mut self,
         runner: &Runner,

@@ -159,7 +159,9 @@ pub fn verdict(evidence: &Evidence) -> Vec<Finding> {
     let is_bad = |case: &Case| evidence.spike && case.sequence.is_bad(evidence.floor);
     let bad: Vec<Case> = cases(evidence).filter(is_bad).collect();
     let first = culprits.len();
-    culprits.extend(EXACT.iter().filter_map(|rule| rule(evidence, &bad)));
+    if !bad.is_empty() {
+        culprits.extend(EXACT.iter().filter_map(|rule| rule(evidence, &bad)));
+    }
     let mut rest = unclaimed(&bad, &culprits[first..]);
     for rule in BY_LOOKS {
         if let Some(culprit) = rule(evidence, &rest) {

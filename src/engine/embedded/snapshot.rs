@@ -8,7 +8,8 @@ use crate::config::BatchSplit;
 use crate::engine::SchedulerSnapshot;
 
 impl Engine {
-    /// Free list, owners, generations and counts; not the pages' bytes.
+    /// Free list, owners, generations, counts and what the prefix cache finds; not the bytes of
+    /// pages.
     #[must_use]
     pub fn snapshot(&self) -> SchedulerSnapshot {
         self.scheduler.snapshot()

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::looked::{Column, Looked};
-use super::{Case, Culprit, Evidence, SIDE_MIN};
+use super::{cases, Case, Culprit, Evidence, SIDE_MIN};
 use crate::base::RequestId;
 use crate::gap::finding::FindingKind;
 use crate::gap::stats;
@@ -133,6 +133,13 @@ struct Packs {
 impl Packs {
     fn of(evidence: &Evidence, bad: &[Case]) -> Self {
         let bad: HashSet<RequestId> = bad.iter().map(Case::request).collect();
+        // Bad for another reason, or not compared: these show nothing of their pack.
+        let is_silent = |case: &Case| {
+            case.sequence.gap().is_none()
+                || (case.sequence.is_bad(evidence.floor) && !bad.contains(&case.request()))
+        };
+        let silent: HashSet<RequestId> =
+            cases(evidence).filter(is_silent).map(|case| case.request()).collect();
         let lengths: HashMap<RequestId, usize> = evidence
             .rollouts
             .iter()
@@ -145,6 +152,9 @@ impl Packs {
             let length = |request: &RequestId| lengths.get(request).copied().unwrap_or(0);
             let longest = pack.iter().map(length).max().unwrap_or(0);
             for (at, request) in pack.iter().enumerate() {
+                if silent.contains(request) {
+                    continue;
+                }
                 let is_bad = bad.contains(request);
                 found.firsts.add(at == 0, is_bad);
                 found.longest.add(length(request) == longest, is_bad);

@@ -19,10 +19,9 @@ pub(super) fn end_token<'a>(evidence: &Evidence<'a>) -> Option<Culprit<'a>> {
             continue;
         }
         let end = ends.entry(last.token).or_default();
-        // The end belongs to the completion, so that a mask that drops it has not seen it.
-        match case.rollout.loss_mask.last() {
-            Some(false) => end.1.push(case),
-            _ => end.0 += 1,
+        match case.rollout.loss_mask.iter().any(|&counts| counts) {
+            false => end.1.push(case),
+            true => end.0 += 1,
         }
     }
     let unknown =

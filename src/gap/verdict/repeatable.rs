@@ -23,14 +23,14 @@ pub(super) fn not_repeatable<'a>(
         noisy += usize::from(spread > evidence.floor);
         (widest, largest) = (widest.max(spread), largest.max(gap(case)));
     }
-    if noisy == 0 || widest * EXPLAINS < largest {
+    if seen == 0 || noisy < seen || widest * EXPLAINS < largest {
         return None;
     }
     let cases: Vec<Case> =
         rest.iter().filter(|case| looked(case).engine_is_consistent()).copied().collect();
     let message = format!(
         "the trainer is not repeatable: the same batch scored twice differs by up to {widest:e} \
-         in {noisy} of {seen} requests looked at again, where the gap is up to {largest:e}; the \
+         in all {seen} requests looked at again, where the gap is up to {largest:e}; the \
          engine agrees with its own prefill"
     );
     (!cases.is_empty()).then(|| Culprit::new(FindingKind::NotRepeatable, cases, message))

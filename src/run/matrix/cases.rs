@@ -1,5 +1,6 @@
 //! A small run for every fault, in which it strikes.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -9,7 +10,7 @@ use crate::base::{BlockId, Step, TokenId};
 use crate::config::{self, Config, Dtype, Planted, FAULTS};
 use crate::gap::{Finding, FindingKind};
 use crate::model::{save_folder, HfConfig, Plan, Preset};
-use crate::report::parquet::read_rollouts;
+use crate::report::parquet::{read_rollouts, RolloutRow};
 
 /// What every case starts from. Random weights earn nothing, so that decay alone moves them.
 const BASE: &str = r#"
@@ -61,8 +62,8 @@ pub(super) enum Names {
     FirstWrappedBlock,
     /// A state block of each request that it blames.
     StateBlock,
-    /// Some block.
-    Block,
+    /// Blocks, each of which a request that it blames held.
+    HeldBlocks,
     /// These words in a message: a tensor, a temperature; or in the error that ends the run.
     Words(&'static str),
 }
@@ -84,6 +85,9 @@ const fn knob(plant: &'static str, case: Case) -> Case {
 }
 
 use FindingKind as Kind;
+
+const FINAL_NORM: &str = "1 of 63 tensors differ: model.final_layernorm.weight";
+const FREED_TWICE: &str = "which is free";
 
 /// Weights stay as they are.
 const SCORES: &str = "trainer.update=none";
@@ -136,15 +140,20 @@ pub(super) const CASES: &[Case] = &[
         Names::StateBlock,
     ),
     case("decode_update_differs", &[SCORES], &[Kind::DecodePath], Names::Nothing),
-    case("keep_cache_over_updates", &CACHED, &[Kind::StalePrefixCache], Names::Block),
+    case("keep_cache_over_updates", &CACHED, &[Kind::StalePrefixCache], Names::HeldBlocks),
     case(
         "lookup_without_pin",
         &[CACHED[0], CACHED[1], "engine.num_gpu_blocks_override=17", CACHED[3], SCORES],
         &[Kind::BlockShared],
-        Names::Block,
+        Names::HeldBlocks,
     ),
-    case("free_twice", &[SCORES], &[], Names::Words("block")),
-    case("old_weights_on_wake", &[], &[Kind::WeightsNotSynced], Names::Words("embed_tokens")),
+    case("free_twice", &[SCORES], &[], Names::Words(FREED_TWICE)),
+    case(
+        "old_weights_on_wake",
+        &[],
+        &[Kind::WeightsNotSynced],
+        Names::Words("in truth the trainer's version 0"),
+    ),
     case(
         "head_not_refreshed",
         &["model.preset=tiny-mamba"],
@@ -185,15 +194,15 @@ pub(super) const CASES: &[Case] = &[
         &[Kind::GateWeights],
         Names::Words("moe"),
     ),
-    case("engine_weight_ulp", &[SCORES], &[Kind::WeightsNotSynced], Names::Words("norm")),
+    case("engine_weight_ulp", &[SCORES], &[Kind::WeightsNotSynced], Names::Words(FINAL_NORM)),
     case(
         "stale_expert",
         &["model.preset=tiny-jamba-moe"],
         &[Kind::WeightsNotSynced],
-        Names::Words("experts"),
+        Names::Words("3 of 83 tensors differ: model.layers.1.feed_forward.experts.3."),
     ),
     case("score_after_update", &[], &[Kind::WeightsNotSynced], Names::Nothing),
-    case("trainer_weight_ulp", &[SCORES], &[Kind::WeightsNotSynced], Names::Words("norm")),
+    case("trainer_weight_ulp", &[SCORES], &[Kind::WeightsNotSynced], Names::Words(FINAL_NORM)),
     // Of no kind that a verdict knows: the right request is all that can be asked.
     case("state_bit_flip", &[SCORES], &[Kind::Unexplained], Names::Nothing),
     case("kv_page_zeroed", &[SCORES], &[Kind::Unexplained], Names::Nothing),
@@ -244,6 +253,10 @@ fn many_ends(folder: &Path) -> Result<String> {
     Ok(format!("model.path={}", folder.display()))
 }
 
+fn held(row: &RolloutRow) -> impl Iterator<Item = BlockId> + '_ {
+    [&row.state_blocks, &row.attn_blocks, &row.cached_blocks].into_iter().flatten().copied()
+}
+
 impl Names {
     /// What the findings of a step do not name.
     pub(super) fn complaint(
@@ -261,9 +274,18 @@ impl Names {
                 let first = BlockId::new(u32::try_from(first)?);
                 (!blocks(&first)).then(|| format!("block {first} is not named"))
             }
-            Self::Block => {
-                let any = findings.iter().any(|found| !found.blocks.is_empty());
-                (!any).then(|| "no block is named".to_owned())
+            Self::HeldBlocks => {
+                let rows = read_rollouts(&planted.folder.rollouts(spike))?;
+                let blamed = |id| findings.iter().any(|found| found.requests.contains(id));
+                let victims = rows.iter().filter(|row| blamed(&row.request));
+                let held: BTreeSet<BlockId> = victims.flat_map(held).collect();
+                let named: BTreeSet<BlockId> =
+                    findings.iter().flat_map(|found| found.blocks.iter().copied()).collect();
+                let stray = named.difference(&held).next();
+                match stray {
+                    Some(block) => Some(format!("block {block} is named, which no victim held")),
+                    None => named.is_empty().then(|| "no block is named".to_owned()),
+                }
             }
             Self::StateBlock => {
                 let rows = read_rollouts(&planted.folder.rollouts(spike))?;

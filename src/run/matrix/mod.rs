@@ -1,8 +1,8 @@
 //! `gapscope faults run`: every fault planted in a small run, and whether it is found and named.
 //!
-//! Each case runs twice, with its fault and without. What the run with the fault leaves of a spike
-//! is judged by another process, which is given records and nothing else: no settings, no policy,
-//! no fault's name. What is true is known from the twin: the requests that came out another way.
+//! Each case runs twice, with its fault and without. What the run with the fault leaves of a step
+//! is judged by another process, which is given evidence and nothing else: records, second looks,
+//! fingerprints and page layout, but no settings, no policy and no fault's name. What is true is known from the twin: the requests that came out another way.
 
 mod blind;
 mod cases;
@@ -46,7 +46,9 @@ struct Row {
     detected: bool,
     /// The verdict has the right kind, and the requests, block or tensor that the case asks for.
     named: bool,
-    /// From the first step that the fault touched, which is 1.
+    /// No kind of culprit fits, and the verdict says so of exactly the right requests.
+    rightly_unexplained: bool,
+    /// From the first step that the fault touched, which is 1; absent where the run was stopped.
     steps_to_detect: Option<u64>,
     /// Something was said of the same run without the fault.
     false_alarm_on_clean: bool,
@@ -58,7 +60,8 @@ struct Row {
 
 impl Row {
     fn is_right(&self) -> bool {
-        self.detected && self.named && !self.false_alarm_on_clean
+        let judged = self.named || self.rightly_unexplained;
+        self.detected && judged && !self.false_alarm_on_clean
     }
 }
 
@@ -106,6 +109,7 @@ fn blank(case: &Case) -> Row {
         case: case.set.join(" "),
         detected: false,
         named: false,
+        rightly_unexplained: false,
         steps_to_detect: None,
         false_alarm_on_clean: false,
         found: Vec::new(),
@@ -118,8 +122,9 @@ fn try_case(case: &Case, out: &Path) -> Result<Row> {
     let weighed = weigh(case, &clean, &planted, out)?;
     let both = weighed.touched.zip(weighed.told);
     Ok(Row {
-        detected: weighed.told.is_some(),
-        named: weighed.is_named(),
+        detected: both.is_some() || weighed.stopped,
+        named: weighed.is_named() && !weighed.is_unexplained,
+        rightly_unexplained: weighed.is_named() && weighed.is_unexplained,
         steps_to_detect: both.map(|(touched, told)| told.get() - touched.get() + 1),
         false_alarm_on_clean: weighed.false_alarm,
         found: weighed.found,
@@ -129,14 +134,17 @@ fn try_case(case: &Case, out: &Path) -> Result<Row> {
 }
 
 fn line(row: &Row) -> String {
-    let mark = |it: bool| if it { "yes" } else { "NO" };
-    let Row { fault, row: id, detected, named, .. } = row;
+    let Row { fault, row: id, .. } = row;
+    let detected = if row.detected { "yes" } else { "NO" };
+    let named = match row {
+        Row { named: true, .. } => "yes",
+        Row { rightly_unexplained: true, .. } => "-",
+        _ => "NO",
+    };
     let steps = row.steps_to_detect.map_or("-".to_owned(), |steps| steps.to_string());
     let found: Vec<&str> = row.found.iter().map(|kind| kind.name()).collect();
     let mut text = format!(
-        "{id:<4} {fault:<26} detected {:<3} named {:<3} steps {steps:<3} clean {:<5} {}",
-        mark(*detected),
-        mark(*named),
+        "{id:<4} {fault:<26} detected {detected:<3} named {named:<3} steps {steps:<3} clean {:<5} {}",
         if row.false_alarm_on_clean { "ALARM" } else { "quiet" },
         found.join(", "),
     );
@@ -149,10 +157,11 @@ fn line(row: &Row) -> String {
 fn total(matrix: &Matrix) -> String {
     let count = |is: fn(&Row) -> bool| matrix.faults.iter().filter(|row| is(row)).count();
     format!(
-        "{} faults: {} detected, {} named, {} false alarms on clean twins",
+        "{} faults: {} detected, {} named, {} rightly unexplained, {} false alarms on clean twins",
         matrix.faults.len(),
         count(|row| row.detected),
         count(|row| row.named),
+        count(|row| row.rightly_unexplained),
         count(|row| row.false_alarm_on_clean),
     )
 }

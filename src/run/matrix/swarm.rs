@@ -68,11 +68,16 @@ fn outcome(case: Option<&Case>, weighed: &Weighed) -> Result<fn(&mut Tally) -> &
     if weighed.false_alarm {
         return Err("an alarm without a fault".to_owned());
     }
+    let is_still = weighed.touched.is_none() && weighed.told.is_none();
     match (case, weighed) {
-        (None, _) => Ok(|tally| &mut tally.clean),
-        (_, Weighed { touched: None, .. }) => Ok(|tally| &mut tally.hidden),
+        (None, _) if is_still => Ok(|tally| &mut tally.clean),
+        (None, _) => Err("two runs without a fault differ".to_owned()),
+        (_, Weighed { touched: None, told: Some(step), .. }) => {
+            Err(format!("something is said of step {step}, and nothing was touched"))
+        }
+        (_, Weighed { is_unexplained: true, .. }) => Ok(|tally| &mut tally.unexplained),
         (_, weighed) if weighed.is_named() => Ok(|tally| &mut tally.named),
-        (_, Weighed { is_thin: true, .. }) => Ok(|tally| &mut tally.unexplained),
+        (_, Weighed { touched: None, .. }) => Ok(|tally| &mut tally.hidden),
         (_, Weighed { complaint, .. }) => Err(complaint.clone().unwrap_or_default()),
     }
 }
