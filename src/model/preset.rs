@@ -253,8 +253,8 @@ mod tests {
         let message = Preset::from_name("jamba").expect_err("unknown").to_string();
         assert_eq!(
             message,
-            "unknown preset \"jamba\"; the presets are tiny-jamba, tiny-mamba, tiny-llama, \
-            small-jamba, jamba-3b-shape"
+            "unknown preset \"jamba\"; the presets are tiny-jamba, tiny-jamba-moe, \
+            tiny-mamba, tiny-llama, small-jamba, jamba-3b-shape"
         );
     }
 }
