@@ -89,7 +89,8 @@ fn the_defaults_load_again() {
 
 #[test]
 fn presets() {
-    let known = "the presets are tiny-jamba, tiny-mamba, tiny-llama, small-jamba, jamba-3b-shape";
+    let known = "the presets are tiny-jamba, tiny-jamba-moe, tiny-mamba, tiny-llama, \
+        small-jamba, jamba-3b-shape";
     let parent = tempfile::tempdir().expect("a temporary folder");
     let folder = parent.path().join("made");
     let dir = folder.to_str().expect("UTF-8");

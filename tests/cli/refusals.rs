@@ -39,8 +39,8 @@ fn experiment_files() {
             "\"tiny-jamba\"",
             "\"tiny-jambo\"",
             "7:10: model.preset = \"tiny-jambo\" is refused; it takes one of \"tiny-jamba\", \
-             \"tiny-mamba\", \"tiny-llama\", \"small-jamba\", \"jamba-3b-shape\"; did you mean \
-             \"tiny-jamba\"?",
+             \"tiny-jamba-moe\", \"tiny-mamba\", \"tiny-llama\", \"small-jamba\", \
+             \"jamba-3b-shape\"; did you mean \"tiny-jamba\"?",
         ),
     ] {
         let file = changed(folder.path(), from, to);
@@ -159,7 +159,7 @@ fn model_folders() {
         assert!(!Path::new(out).exists(), "a run that cannot start leaves nothing");
     };
     let hint = "name a folder that holds config.json and model.safetensors, or a preset: \
-        tiny-jamba, tiny-mamba, tiny-llama, small-jamba, jamba-3b-shape";
+        tiny-jamba, tiny-jamba-moe, tiny-mamba, tiny-llama, small-jamba, jamba-3b-shape";
 
     let missing = folder.path().join("missing");
     let not_there =

@@ -322,8 +322,8 @@ fn broken_files_are_named() {
     let not_a_folder = |found: &str| {
         format!(
             "{{}} is not a model folder: {found}; name a folder that holds config.json and \
-             model.safetensors, or a preset: tiny-jamba, tiny-mamba, tiny-llama, small-jamba, \
-             jamba-3b-shape"
+             model.safetensors, or a preset: tiny-jamba, tiny-jamba-moe, tiny-mamba, \
+             tiny-llama, small-jamba, jamba-3b-shape"
         )
     };
     let cases: Vec<(Spoil, String)> = vec![
