@@ -106,13 +106,7 @@ fn execute(command: Command) -> Result<Done> {
         }
         Command::Score(score) => score.run()?,
         Command::Judge { files } => run::judge(&files)?,
-        Command::Faults(Faults::List) => run::list_faults(),
-        Command::Faults(Faults::Run { only, out }) => {
-            return by_verdict(|| run::fault_matrix(&out, &only));
-        }
-        Command::Faults(Faults::Swarm { seed, count, out }) => {
-            return by_verdict(|| run::swarm(&out, seed, count));
-        }
+        Command::Faults(asked) => return faults(asked),
         Command::Bench { experiment } => run::bench(&experiment.load()?)?,
         Command::Model(Model::Inspect { model, set }) => {
             run::describe_model(&model_config(&model, &set)?)?
@@ -137,10 +131,13 @@ fn execute(command: Command) -> Result<Done> {
     Ok(text.into())
 }
 
-/// Work whose text comes with whether all of it is as it should be.
-fn by_verdict(work: impl FnOnce() -> Result<(String, bool)>) -> Result<Done> {
+fn faults(asked: Faults) -> Result<Done> {
     run::listen_for_ctrl_c()?;
-    let (text, all_right) = work()?;
+    let (text, all_right) = match asked {
+        Faults::List => (run::list_faults(), true),
+        Faults::Run { only, out } => run::fault_matrix(&out, &only)?,
+        Faults::Swarm { seed, count, out } => run::swarm(&out, seed, count)?,
+    };
     let code = if all_right { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     Ok(Done { code, ..text.into() })
 }

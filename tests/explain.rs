@@ -81,7 +81,8 @@ fn a_wrapped_index_is_told_by_its_blocks() {
     says(
         &text,
         &[
-            "Its first chunk ran as a prefill row, which starts from zero whatever its blocks hold.",
+            "Its first chunk ran as a prefill row, which starts from zero whatever its blocks \
+             hold.",
             "past the reach of a state index of 22 bits, which ends before block 1366",
             "its prefill stored the state of block 1411 inside block 45, and in block 1411 its \
              decodes found zeros, for nobody had held it",

@@ -19,8 +19,9 @@ pub enum Fault {
     /// to the first live row's.
     PaddingWrites,
     /// A decode row whose token's id is a multiple of [`Fault::DECODE_EVERY`] starts from a
-    /// convolution window of zeros. It goes by nothing but the token, as a kernel's wrong arithmetic
-    /// goes by nothing but its input: the same tokens decoded again anywhere are wrong again.
+    /// convolution window of zeros. It goes by nothing but the token, as a kernel's wrong
+    /// arithmetic goes by nothing but its input: the same tokens decoded again anywhere are wrong
+    /// again.
     DecodeUpdateDiffers,
     /// Blocks of the prefix cache stay valid when the weights change.
     KeepCacheOverUpdates,

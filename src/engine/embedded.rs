@@ -145,8 +145,8 @@ impl Engine {
     /// Runs requests to their ends; completions come back in the order of the requests.
     ///
     /// # Errors
-    /// A request that could never run, and nothing has been generated then; or a block that is given
-    /// back twice.
+    /// A request that could never run, and nothing has been generated then; or a block that is
+    /// given back twice.
     pub fn generate(
         &mut self,
         requests: Vec<GenerationRequest>,

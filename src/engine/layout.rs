@@ -182,8 +182,8 @@ impl Layout {
         Self { prefix_block_tokens: self.block_tokens.or(Some(TOKENS_STEP as u32)), ..self }
     }
 
-    /// The most tokens of a row that begins behind `computed` tokens: where states are kept at block
-    /// ends, a row ends at one, because a prefill row stores its last state alone.
+    /// The most tokens of a row that begins behind `computed` tokens: where states are kept at
+    /// block ends, a row ends at one, because a prefill row stores its last state alone.
     #[must_use]
     pub fn row_tokens_max(&self, computed: u32) -> u32 {
         match self.prefix_block_tokens {

@@ -27,8 +27,9 @@ pub type Observer<'a> = &'a mut dyn FnMut(Seen<'_>);
 /// What there is to see of a forward pass.
 #[derive(Debug)]
 pub enum Seen<'a> {
-    /// The residual stream after a part of the model, by its place in [`crate::model::Plan::parts`]:
-    /// some of the batch's rows, `[T, H]`. Parts come in order, and the rows of each.
+    /// The residual stream after a part of the model, by its place in
+    /// [`crate::model::Plan::parts`]: some of the batch's rows, `[T, H]`. Parts come in order, and
+    /// the rows of each.
     Stream { part: usize, x_th: &'a [f32] },
     /// What one row of the batch wrote to a layer's cache: its recurrent state, or its keys and
     /// values.

@@ -1,8 +1,8 @@
-//! What the engine saw, engine step by engine step: the batch before and after its reorder, who held
-//! which block before, what was written, and digests of the residual stream.
+//! What the engine saw, engine step by engine step: the batch before and after its reorder, who
+//! held which block before, what was written, and digests of the residual stream.
 //!
-//! A trace is plain data, bounded in bytes; what does not fit is counted. It only looks: neither the
-//! pool nor a number of the run depends on it.
+//! A trace is plain data, bounded in bytes; what does not fit is counted. It only looks: neither
+//! the pool nor a number of the run depends on it.
 
 use super::split::{in_decode_region, RowShape};
 use super::{Admission, Phase, Scheduler, Seen, StateBlock, StepBatch, StepPlan};

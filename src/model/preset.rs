@@ -102,24 +102,7 @@ impl Preset {
                 feed_forward: Some(FeedForwardShape { intermediate_size: 768, experts: None }),
                 ..tiny
             },
-            Self::Jamba3bShape => HfConfig {
-                vocab_size: 65_536,
-                hidden_size: 2560,
-                num_hidden_layers: 28,
-                attention: tiny.attention.map(|shape| AttentionShape {
-                    layers: Every { period: 14, offset: 7 },
-                    heads: 20,
-                    kv_heads: 1,
-                    head_dim: 128,
-                    ..shape
-                }),
-                mamba: tiny.mamba.map(|shape| MambaShape { d_inner: 5120, dt_rank: 160, ..shape }),
-                feed_forward: Some(FeedForwardShape { intermediate_size: 8192, experts: None }),
-                tie_word_embeddings: true,
-                max_position_embeddings: Some(262_144),
-                eos_token_ids: vec![TokenId::new(2), TokenId::new(519)],
-                ..tiny
-            },
+            Self::Jamba3bShape => jamba_3b(tiny),
         }
     }
 
@@ -177,6 +160,28 @@ impl Preset {
             1.0 / fan_in.sqrt()
         };
         fill(&mut |_, stream| deviation * stream.normal())
+    }
+}
+
+/// AI21-Jamba-Reasoning-3B.
+fn jamba_3b(tiny: HfConfig) -> HfConfig {
+    HfConfig {
+        vocab_size: 65_536,
+        hidden_size: 2560,
+        num_hidden_layers: 28,
+        attention: tiny.attention.map(|shape| AttentionShape {
+            layers: Every { period: 14, offset: 7 },
+            heads: 20,
+            kv_heads: 1,
+            head_dim: 128,
+            ..shape
+        }),
+        mamba: tiny.mamba.map(|shape| MambaShape { d_inner: 5120, dt_rank: 160, ..shape }),
+        feed_forward: Some(FeedForwardShape { intermediate_size: 8192, experts: None }),
+        tie_word_embeddings: true,
+        max_position_embeddings: Some(262_144),
+        eos_token_ids: [2, 519].map(TokenId::new).to_vec(),
+        ..tiny
     }
 }
 

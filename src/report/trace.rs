@@ -3,7 +3,8 @@
 //! The `.jsonl` opens with an object that names the parts of the model; then comes one object an
 //! engine step, rows in the order in which they ran. A row's `stream` has a string a part: one
 //! 64-bit digest a token, 16 hexadecimal digits each. The `.txt` has the same without digests, rows
-//! in the order before the reorder. Neither is larger than its bound; a last line says what was cut.
+//! in the order before the reorder. Neither is larger than its bound; a last line says what was
+//! cut.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -157,7 +158,8 @@ pub fn table(parts: &[Part], step: &TracedStep) -> String {
     let tokens: u32 = step.rows.iter().map(|row| row.scheduled_tokens).sum();
     let decodes = step.rows.iter().filter(|row| row.is_decode).count();
     let mut text = format!(
-        "\nengine step {}: {} rows, {tokens} of {} tokens, {decodes} decodes; {} requests waiting\n",
+        "\nengine step {}: {} rows, {tokens} of {} tokens, {decodes} decodes; {} requests \
+         waiting\n",
         step.engine_step,
         step.rows.len(),
         step.budget,
@@ -184,7 +186,8 @@ pub fn table(parts: &[Part], step: &TracedStep) -> String {
     text
 }
 
-/// Some rows of a batch in the order given, each with its place among all of them after the reorder.
+/// Some rows of a batch in the order given, each with its place among all of them after the
+/// reorder.
 #[must_use]
 pub fn row_table(shown: &[&TracedRow], all: &[TracedRow]) -> String {
     let head = [

@@ -1,5 +1,6 @@
 //! A result that depends on what is computed beside it, and how: what leaks from a neighbour, or
-//! from padding, spares those that have none; an order of sums that follows the batch spares nobody.
+//! from padding, spares those that have none; an order of sums that follows the batch spares
+//! nobody.
 
 use std::collections::{HashMap, HashSet};
 

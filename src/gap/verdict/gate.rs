@@ -9,9 +9,9 @@ use crate::gap::routes::LayerRoutes;
 use crate::model::PartKind;
 
 /// The engine agrees with itself and has the trainer's weights; yet in every request looked into,
-/// its prefill parts from the trainer's pass first in a layer with experts, where the same tokens go
-/// to the same experts with other weights. Without the two routers' choices nothing is said: a wrong
-/// product within an expert looks the same.
+/// its prefill parts from the trainer's pass first in a layer with experts, where the same tokens
+/// go to the same experts with other weights. Without the two routers' choices nothing is said: a
+/// wrong product within an expert looks the same.
 pub(super) fn gate_weights<'a>(evidence: &Evidence<'a>, rest: &[Case<'a>]) -> Option<Culprit<'a>> {
     let of_meaning = |case: &&Case<'a>| {
         let looked = Looked::at(case, evidence);
@@ -39,9 +39,9 @@ pub(super) fn gate_weights<'a>(evidence: &Evidence<'a>, rest: &[Case<'a>]) -> Op
     let parts: Vec<String> = parts.into_iter().map(|(_, told)| told).collect();
     let message = format!(
         "the two sides weigh their experts unlike: with equal weights the engine's prefill of all \
-         {seen} of {} bad requests looked into parts from the trainer's pass first in {}; of the {} \
-         tokens that come to it alike the experts agree on 100 %, and their gate weights differ by \
-         {:.3e} on average, by {:.3e} at most",
+         {seen} of {} bad requests looked into parts from the trainer's pass first in {}; of the \
+         {} tokens that come to it alike the experts agree on 100 %, and their gate weights \
+         differ by {:.3e} on average, by {:.3e} at most",
         cases.len(),
         parts.join(" or "),
         sums.tokens,

@@ -10,9 +10,9 @@ use crate::base::Step;
 use crate::gap::Finding;
 use crate::report::RunFolder;
 
-/// The findings of a run's steps, by this program's own `judge` in a process of its own. It works in
-/// a folder that has copies of the evidence and nothing else, by names that say nothing but which
-/// step.
+/// The findings of a run's steps, by this program's own `judge` in a process of its own. It works
+/// in a folder that has copies of the evidence and nothing else, by names that say nothing but
+/// which step.
 ///
 /// # Errors
 /// A disk that is full, a process that does not start, or does not say findings.

@@ -2,7 +2,8 @@
 //!
 //! Each case runs twice, with its fault and without. What the run with the fault leaves of a step
 //! is judged by another process, which is given evidence and nothing else: records, second looks,
-//! fingerprints and page layout, but no settings, no policy and no fault's name. What is true is known from the twin: the requests that came out another way.
+//! fingerprints and page layout, but no settings, no policy and no fault's name. What is true is
+//! known from the twin: the requests that came out another way.
 
 mod blind;
 mod cases;
@@ -144,7 +145,8 @@ fn line(row: &Row) -> String {
     let steps = row.steps_to_detect.map_or("-".to_owned(), |steps| steps.to_string());
     let found: Vec<&str> = row.found.iter().map(|kind| kind.name()).collect();
     let mut text = format!(
-        "{id:<4} {fault:<26} detected {detected:<3} named {named:<3} steps {steps:<3} clean {:<5} {}",
+        "{id:<4} {fault:<26} detected {detected:<3} named {named:<3} steps {steps:<3} clean {:<5} \
+         {}",
         if row.false_alarm_on_clean { "ALARM" } else { "quiet" },
         found.join(", "),
     );

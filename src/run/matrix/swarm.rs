@@ -49,7 +49,8 @@ pub fn swarm(out: &Path, seed: u64, count: u64) -> Result<(String, bool)> {
             }
             Err(why) => {
                 let fault = case.map_or("no fault", |case| case.fault);
-                say(&format!("seed {seed}, {fault}: {why}; again: gapscope faults swarm --seed {seed} --count 1"));
+                let again = format!("gapscope faults swarm --seed {seed} --count 1");
+                say(&format!("seed {seed}, {fault}: {why}; again: {again}"));
                 tally.wrong.push(seed);
             }
         }

@@ -35,8 +35,8 @@ impl Life<'_> {
         let (done, rollout) = (self.done(), &self.rollouts[self.index]);
         let before = self.rollouts.iter().filter(|other| other.completion.id < done.id).count();
         format!(
-            "{} is one of {} of step {}, the {} to arrive: {} ending in {}, to which it sampled {}, \
-             {}.",
+            "{} is one of {} of step {}, the {} to arrive: {} ending in {}, to which it sampled \
+             {}, {}.",
             done.id,
             counted(self.rollouts.len() as u64, "request"),
             self.comparison.step,
@@ -113,17 +113,17 @@ impl Life<'_> {
         };
         if !row.is_decode_before {
             return format!(
-                "The reorder knew its row for a first chunk, but the split rule {split} then ran it \
-                 as a decode: it has one token, and no longer row stands before it."
+                "The reorder knew its row for a first chunk, but the split rule {split} then ran \
+                 it as a decode: it has one token, and no longer row stands before it."
             );
         }
         let placed = step.before_the_reorder();
         let before = placed[..row.place_before].iter().rev();
         let prefills = before.take_while(|row| !row.is_decode_before).count();
         format!(
-            "Its row was sorted among the decodes by the split rule {split}, although nothing of it \
-             was computed yet: before the reorder is_decode is True for it, after {} for which it \
-             is False.",
+            "Its row was sorted among the decodes by the split rule {split}, although nothing of \
+             it was computed yet: before the reorder is_decode is True for it, after {} for which \
+             it is False.",
             counted(prefills as u64, "row"),
         )
     }

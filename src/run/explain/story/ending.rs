@@ -57,8 +57,8 @@ impl Life<'_> {
         let decode = f64::from(sampled.logp.get());
         let d = trainer.map_or(f64::NAN, |logp| f64::from(logp.get()) - decode);
         Some(format!(
-            "Completion index {first}, position {}: token {} {}, after {}. The engine sampled it in \
-             engine step {} as a {} row ({} with {} computed before; row {} of {}) with \
+            "Completion index {first}, position {}: token {} {}, after {}. The engine sampled it \
+             in engine step {} as a {} row ({} with {} computed before; row {} of {}) with \
              log-probability {}; the trainer gives it {}: d = {} nats.",
             done.prompt.len() + first.index(),
             sampled.token,
@@ -76,7 +76,8 @@ impl Life<'_> {
         ))
     }
 
-    /// Every leg at the first bad token, the largest difference of each pair, and whose fault it is.
+    /// Every leg at the first bad token, the largest difference of each pair, and whose fault it
+    /// is.
     pub(super) fn legs(&self) -> Result<Vec<Block>> {
         let own = std::slice::from_ref(&self.rollouts[self.index]);
         let at = self.sequence().first_bad(self.floor()).unwrap_or_default();
