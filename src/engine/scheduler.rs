@@ -44,8 +44,6 @@ pub struct Scheduler {
     engine_steps: u64,
     preemptions: u64,
     scheduled_tokens: u64,
-    /// Whether a preempted request keeps its state blocks.
-    keeps_states: bool,
     /// A plan is out and its tokens are not in.
     in_flight: bool,
     /// Of the weights that compute what is scheduled.
@@ -112,7 +110,6 @@ impl Scheduler {
             engine_steps: 0,
             preemptions: 0,
             scheduled_tokens: 0,
-            keeps_states: false,
             in_flight: false,
             weight_version: WeightVersion::default(),
             faults: Vec::new(),
@@ -359,7 +356,8 @@ impl Scheduler {
                 continue;
             }
             let mut victim = self.running.pop().expect("the request itself is running");
-            victim.preempt(&mut self.pool, self.keeps_states);
+            let keeps_state = self.faults.contains(&Fault::KeepStateOnPreempt);
+            victim.preempt(&mut self.pool, keeps_state);
             self.preemptions += 1;
             plan.preempted.push(victim.id());
             self.waiting.push_front(victim);

@@ -206,6 +206,24 @@ fn cases<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = Case<'a>> {
     })
 }
 
+/// The one whose request has the largest gap; the first of equals.
+fn worst_of<'a: 'c, 'c, T>(
+    found: impl Iterator<Item = T>,
+    case: impl Fn(&T) -> &'c Case<'a>,
+) -> Option<T> {
+    let gap = |one: &T| case(one).sequence.gap().unwrap_or(0.0);
+    found.reduce(|worst, next| if gap(&next) > gap(&worst) { next } else { worst })
+}
+
+/// How many requests more than the one told of there are, and what they did; nothing of none.
+fn others(count: usize, did: &str) -> String {
+    match count {
+        0 => String::new(),
+        1 => format!("; 1 other request {did} the same way"),
+        _ => format!("; {count} other requests {did} the same way"),
+    }
+}
+
 /// What a rule found, before lists are cut to their bounds.
 struct Culprit<'a> {
     kind: FindingKind,
@@ -244,11 +262,8 @@ impl<'a> Culprit<'a> {
         if evidence.pairs.legs == Legs::TrainerReference {
             return String::new();
         }
-        let gap = |case: &&Case| case.sequence.gap().unwrap_or(0.0);
         let complete = self.cases.iter().filter(|case| case.rollout.prefill.is_some());
-        // The first of equals.
-        let worst =
-            complete.reduce(|worst, next| if gap(&next) > gap(&worst) { next } else { worst });
+        let worst = worst_of(complete, |case| case);
         let told = worst
             .and_then(|case| Some((case.request(), blame::told(case.rollout, evidence.floor)?)));
         told.map_or(String::new(), |(request, told)| format!("; its worst, {request}: {told}"))

@@ -7,8 +7,7 @@ impl Scheduler {
     /// With what is planted in it.
     #[must_use]
     pub fn with_faults(self, faults: &[Fault]) -> Self {
-        let keeps_states = faults.contains(&Fault::KeepStateOnPreempt);
-        Self { keeps_states, faults: faults.to_vec(), ..self }
+        Self { faults: faults.to_vec(), ..self }
     }
 
     /// Gives up the states of all waiting requests, where nothing could run otherwise; false if

@@ -1,6 +1,6 @@
 //! Where in the model the forwards of a finding's requests part, as the end of its message.
 
-use super::{Case, Culprit};
+use super::{worst_of, Culprit};
 use crate::gap::finding::FindingKind;
 use crate::gap::layers::FirstDifference;
 use crate::gap::probes::Probe;
@@ -15,9 +15,7 @@ pub(super) fn inside(culprit: &Culprit) -> String {
     }
     let first = |of: fn(&Probe) -> Option<FirstDifference>| {
         let found = culprit.cases.iter().filter_map(move |case| Some((case, of(case.probe?)?)));
-        let gap = |case: &Case| case.sequence.gap().unwrap_or(0.0);
-        // The first of equals.
-        found.reduce(|worst, next| if gap(next.0) > gap(worst.0) { next } else { worst })
+        worst_of(found, |(case, _)| case)
     };
     let mut text = String::new();
     if let Some((case, first)) = first(|probe| probe.decode_prefill) {

@@ -1,7 +1,7 @@
 //! A state that was kept through a preemption (vllm-project/vllm-metal#488).
 
 use super::lived::Lived;
-use super::{Case, Culprit, Evidence};
+use super::{others, Case, Culprit, Evidence};
 use crate::base::{BlockId, EngineStep};
 use crate::engine::{Phase, StateBlock};
 use crate::gap::finding::FindingKind;
@@ -29,11 +29,7 @@ pub(super) fn state_kept_on_preempt<'a>(
         lives[0].engine_step,
         blocks.join(", "),
     );
-    match found.len() - 1 {
-        0 => {}
-        1 => message += "; 1 other request resumed the same way",
-        others => message += &format!("; {others} other requests resumed the same way"),
-    }
+    message += &others(found.len() - 1, "resumed");
     let blocks = found.iter().flat_map(|(_, lives)| lives).flat_map(Kept::blocks).collect();
     let cases = found.iter().map(|(case, _)| *case).collect();
     Some(Culprit { blocks, ..Culprit::new(FindingKind::StateKeptOnPreempt, cases, message) })

@@ -1,7 +1,7 @@
 //! Cached blocks that outlived the weights that filled them (NVIDIA-NeMo/RL#4018).
 
 use super::lived::Lived;
-use super::{Case, Culprit, Evidence};
+use super::{others, worst_of, Case, Culprit, Evidence};
 use crate::base::{RequestId, WeightVersion};
 use crate::engine::CachedBlock;
 use crate::gap::finding::FindingKind;
@@ -18,11 +18,7 @@ pub(super) fn stale_prefix_cache<'a>(
     }
     let of = |case: &Case<'a>| Some((*case, stale_lives(case, evidence.floor)?));
     let found: Vec<(Case, Vec<Lived>)> = bad.iter().filter_map(of).collect();
-    let gap = |case: &Case| case.sequence.gap().unwrap_or(0.0);
-    let (worst, lives) =
-        found
-            .iter()
-            .reduce(|worst, next| if gap(&next.0) > gap(&worst.0) { next } else { worst })?;
+    let (worst, lives) = worst_of(found.iter(), |one| &one.0)?;
     let version = worst.rollout.completion.weight_version;
     let message = message(worst.request(), version, &lives[0], found.len() - 1);
     let blocks = found.iter().flat_map(|(case, lives)| {
@@ -53,12 +49,12 @@ fn older<'a>(
     lived.life.cached.iter().filter(move |cached| cached.weight_version < version)
 }
 
-fn message(request: RequestId, version: WeightVersion, lived: &Lived, others: usize) -> String {
+fn message(request: RequestId, version: WeightVersion, lived: &Lived, more: usize) -> String {
     let mut stale: Vec<&CachedBlock> = older(lived, version).collect();
     stale.sort_by_key(|cached| cached.weight_version);
     let oldest = stale[0];
     let resumed = if lived.resumed { ", resumed after preemption" } else { "" };
-    let mut message = format!(
+    let message = format!(
         "request {request}{resumed}: its first {} tokens came from the prefix cache, and from the \
          first token behind them on it is bad: {} of {} cached blocks were filled under older \
          weights, block {} by {} under version {} while the engine sampled with version {version}",
@@ -69,12 +65,7 @@ fn message(request: RequestId, version: WeightVersion, lived: &Lived, others: us
         oldest.filled_by,
         oldest.weight_version,
     );
-    match others {
-        0 => {}
-        1 => message += "; 1 other request began the same way",
-        _ => message += &format!("; {others} other requests began the same way"),
-    }
-    message
+    message + &others(more, "began")
 }
 
 #[cfg(test)]

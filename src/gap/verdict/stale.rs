@@ -1,7 +1,7 @@
 //! A first chunk that ran as a decode row over a used block (vllm-project/vllm#32118).
 
 use super::lived::Lived;
-use super::{Case, Culprit, Evidence};
+use super::{others, worst_of, Case, Culprit, Evidence};
 use crate::base::{BlockId, RequestId};
 use crate::gap::finding::FindingKind;
 use crate::gap::pair::Leg;
@@ -14,11 +14,7 @@ pub(super) fn stale_state<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Opti
     }
     let of = |case: &Case<'a>| Some((*case, stale_lives(case, evidence.floor)?));
     let found: Vec<(Case, Vec<Lived>)> = bad.iter().filter_map(of).collect();
-    let gap = |case: &Case| case.sequence.gap().unwrap_or(0.0);
-    let (worst, lives) =
-        found
-            .iter()
-            .reduce(|worst, next| if gap(&next.0) > gap(&worst.0) { next } else { worst })?;
+    let (worst, lives) = worst_of(found.iter(), |one| &one.0)?;
     let message = message(worst.request(), &lives[0], found.len() - 1);
     let blocks = found.iter().flat_map(|(_, lives)| lives).flat_map(used).map(|(block, _)| block);
     let blocks = blocks.collect();
@@ -43,21 +39,16 @@ fn used<'a>(lived: &'a Lived) -> impl Iterator<Item = (BlockId, RequestId)> + 'a
     lived.life.state_blocks.iter().filter_map(|held| Some((held.block, held.previous_owner?)))
 }
 
-fn message(request: RequestId, lived: &Lived, others: usize) -> String {
+fn message(request: RequestId, lived: &Lived, more: usize) -> String {
     let left: Vec<String> =
         used(lived).map(|(block, owner)| format!("block {block} left by {owner}")).collect();
     let resumed = if lived.resumed { ", resumed after preemption" } else { "" };
-    let mut message = format!(
+    let message = format!(
         "request {request}{resumed}: its first chunk, {} scheduled with 0 computed tokens, ran as \
          a decode row in engine step {} and read {}",
         lived.life.scheduled_tokens,
         lived.life.engine_step,
         left.join(", "),
     );
-    match others {
-        0 => {}
-        1 => message += "; 1 other request began the same way",
-        _ => message += &format!("; {others} other requests began the same way"),
-    }
-    message
+    message + &others(more, "began")
 }
