@@ -4,42 +4,111 @@
 // columns before the silu, [K-1, D], oldest first. The taps are added oldest first, whether a
 // column comes from this call or from the cached state; a thread owns a channel of a row, so that
 // no sum is shared. Bit for bit src/ops/conv.rs, forward and backward.
+#include "arrays.cuh"
 #include "pages.cuh"
-
-// bias + sum_k w_k * x[t-K+1+k], k ascending. `held` is the span's state, null for zeros.
-__device__ __forceinline__ float sum_taps(
-    const float* __restrict__ x_td,
-    const float* __restrict__ taps_kd,
-    const float* __restrict__ bias_d,
-    const unsigned char* held,
-    uint32_t held_dtype,
-    uint64_t token,
-    uint32_t t,
-    uint32_t channel,
-    uint32_t channels,
-    uint32_t taps) {
-    float pre = bias_d[channel];
-    for (uint32_t k = 0; k < taps; ++k) {
-        const uint32_t back = taps - 1 - k;
-        float x = 0.0f;
-        if (t >= back) {
-            x = x_td[(token - back) * channels + channel];
-        } else if (held != nullptr) {
-            const uint64_t column = taps - 1 + t - back;
-            x = load_element(held, held_dtype, column * channels + channel);
-        }
-        pre += taps_kd[static_cast<uint64_t>(k) * channels + channel] * x;
-    }
-    return pre;
-}
 
 __device__ __forceinline__ const unsigned char* held_state(const State& state, uint32_t span) {
     return state.pages != nullptr && state.reads[span] ? source_at(state, span) : nullptr;
 }
 
-// y[T, D] = round(silu(taps)). Grid (T, tiles of channels). States are read, not yet advanced.
+// N elements of a state from element i, as f32.
+template <uint32_t N>
+__device__ __forceinline__ void read_state(
+    const unsigned char* at, uint32_t dtype, uint64_t i, float* x) {
+    if (dtype == BF16) {
+        read_n<N>(reinterpret_cast<const uint16_t*>(at) + i, x);
+    } else {
+        read_n<N>(reinterpret_cast<const float*>(at) + i, x);
+    }
+}
+
+// A NaN of a page that held something else keeps its payload, as on the CPU.
+template <uint32_t N>
+__device__ __forceinline__ void write_state(
+    unsigned char* at, uint32_t dtype, uint64_t i, const float* x) {
+    bool plain = true;
+#pragma unroll
+    for (uint32_t k = 0; k < N; ++k) plain = plain && x[k] == x[k];
+    if (!plain) {
+        for (uint32_t k = 0; k < N; ++k) store_element(at, dtype, i + k, x[k]);
+    } else if (dtype == BF16) {
+        write_n<N>(reinterpret_cast<uint16_t*>(at) + i, x);
+    } else {
+        write_n<N>(reinterpret_cast<float*>(at) + i, x);
+    }
+}
+
+// N channels of the column `back` places before a span's row t, from its rows or its state.
+template <typename T, uint32_t N>
+__device__ __forceinline__ void column(
+    const Rows& x_td,
+    const unsigned char* held,
+    uint32_t held_dtype,
+    uint64_t token,
+    uint32_t t,
+    uint32_t back,
+    uint32_t channel,
+    uint32_t channels,
+    uint32_t taps,
+    float* x) {
+    if (t >= back) {
+        read_n<N>(row_of<T>(x_td, token - back) + channel, x);
+    } else if (held != nullptr) {
+        const uint64_t at = static_cast<uint64_t>(taps - 1 + t - back) * channels + channel;
+        read_state<N>(held, held_dtype, at, x);
+    } else {
+#pragma unroll
+        for (uint32_t k = 0; k < N; ++k) x[k] = 0.0f;
+    }
+}
+
+struct Convolution {
+    const float* taps_kd;
+    const float* bias_d;
+    uint32_t channels;
+    uint32_t taps;
+};
+
+// y[T, D] = round(silu(taps)). Grid (T, tiles of channels), N channels a thread. Where `advances`
+// every span has one row: its thread also leaves its channels' next state, once it has read them.
+// Otherwise states are read, not yet advanced.
+template <typename T, uint32_t N>
+__device__ __forceinline__ void forward(
+    Rows x_td,
+    const Convolution& conv,
+    const State& state,
+    const uint32_t* starts,
+    const uint32_t* span_of_token,
+    uint32_t advances,
+    Rows y_td) {
+    const uint64_t token = blockIdx.x;
+    const uint32_t channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
+    if (channel >= conv.channels) return;
+    const uint32_t span = span_of_token[token];
+    const uint32_t t = static_cast<uint32_t>(token) - starts[span];
+    const unsigned char* held = held_state(state, span);
+    unsigned char* next = advances ? state_at(state, span) : nullptr;
+    float sum[N], weight[N], x[N];
+    read_n<N>(conv.bias_d + channel, sum);
+    for (uint32_t k = 0; k < conv.taps; ++k) {
+        column<T, N>(x_td, held, state.dtype, token, t, conv.taps - 1 - k, channel, conv.channels,
+                     conv.taps, x);
+        // Column k of the state is column k - 1 of the next one, which nobody reads any more.
+        if (advances && k > 0) {
+            const uint64_t to = static_cast<uint64_t>(k - 1) * conv.channels + channel;
+            write_state<N>(next, state.dtype, to, x);
+        }
+        read_n<N>(conv.taps_kd + static_cast<uint64_t>(k) * conv.channels + channel, weight);
+#pragma unroll
+        for (uint32_t i = 0; i < N; ++i) sum[i] += weight[i] * x[i];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < N; ++i) sum[i] = silu(sum[i]);
+    write_n<N>(row_of<T>(y_td, token) + channel, sum);
+}
+
 extern "C" __global__ void conv_forward(
-    const float* __restrict__ x_td,
+    Rows x_td,
     const float* __restrict__ taps_kd,
     const float* __restrict__ bias_d,
     State state,
@@ -47,25 +116,22 @@ extern "C" __global__ void conv_forward(
     const uint32_t* __restrict__ span_of_token,
     uint32_t channels,
     uint32_t taps,
-    uint32_t dtype,
-    float* __restrict__ y_td) {
-    const uint64_t token = blockIdx.x;
-    const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
-    if (channel >= channels) return;
-    const uint32_t span = span_of_token[token];
-    const uint32_t t = static_cast<uint32_t>(token) - starts[span];
-    const float pre = sum_taps(x_td, taps_kd, bias_d, held_state(state, span), state.dtype, token,
-                               t, channel, channels, taps);
-    y_td[token * channels + channel] = to_dtype(silu(pre), dtype);
+    uint32_t even,
+    uint32_t advances,
+    Rows y_td) {
+    const Convolution conv{taps_kd, bias_d, channels, taps};
+    BY_DTYPE_AND_WIDTH(y_td.dtype, even, forward, x_td, conv, state, starts, span_of_token,
+                       advances, y_td);
 }
 
 // Keeps the last K-1 columns of state ++ x in the pages. Grid (spans, tiles of channels). Column j
 // comes from column j + len, which is never behind j: ascending, nothing is read after its store.
-extern "C" __global__ void conv_advance(
-    const float* __restrict__ x_td,
-    State state,
-    const uint32_t* __restrict__ starts,
-    const uint32_t* __restrict__ lens,
+template <typename T>
+__device__ __forceinline__ void advance(
+    Rows x_td,
+    const State& state,
+    const uint32_t* starts,
+    const uint32_t* lens,
     uint32_t channels,
     uint32_t taps) {
     const uint32_t span = blockIdx.x;
@@ -77,12 +143,41 @@ extern "C" __global__ void conv_advance(
         const uint64_t from = lens[span] + j;
         float column = 0.0f;
         if (from >= kept) {
-            column = x_td[(starts[span] + from - kept) * channels + channel];
+            column = read(row_of<T>(x_td, starts[span] + from - kept)[channel]);
         } else if (state.reads[span]) {
             column = load_element(source_at(state, span), state.dtype, from * channels + channel);
         }
         store_element(at, state.dtype, j * channels + channel, column);
     }
+}
+
+extern "C" __global__ void conv_advance(
+    Rows x_td,
+    State state,
+    const uint32_t* __restrict__ starts,
+    const uint32_t* __restrict__ lens,
+    uint32_t channels,
+    uint32_t taps) {
+    BY_DTYPE(x_td.dtype, advance, x_td, state, starts, lens, channels, taps);
+}
+
+// bias + sum_k w_k * x[t-K+1+k], k ascending, of a sequence that starts from nothing.
+__device__ __forceinline__ float sum_taps(
+    const float* __restrict__ x_td,
+    const float* __restrict__ taps_kd,
+    const float* __restrict__ bias_d,
+    uint64_t token,
+    uint32_t t,
+    uint32_t channel,
+    uint32_t channels,
+    uint32_t taps) {
+    float pre = bias_d[channel];
+    for (uint32_t k = 0; k < taps; ++k) {
+        const uint32_t back = taps - 1 - k;
+        const float x = t >= back ? x_td[(token - back) * channels + channel] : 0.0f;
+        pre += taps_kd[static_cast<uint64_t>(k) * channels + channel] * x;
+    }
+    return pre;
 }
 
 // dpre[T, D] = dy * silu'(taps), for sequences that start from nothing. Grid as the forward's.
@@ -100,8 +195,7 @@ extern "C" __global__ void conv_backward_pre(
     const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
     if (channel >= channels) return;
     const uint32_t t = static_cast<uint32_t>(token) - starts[span_of_token[token]];
-    const float pre =
-        sum_taps(x_td, taps_kd, bias_d, nullptr, F32, token, t, channel, channels, taps);
+    const float pre = sum_taps(x_td, taps_kd, bias_d, token, t, channel, channels, taps);
     const uint64_t at = token * channels + channel;
     dpre_td[at] = dy_td[at] * silu_derivative(pre);
 }

@@ -2,11 +2,7 @@
 // the inner index ascends, multiply and add are rounded separately. Bit-equal to the CPU.
 //
 // Shape letters: M rows of activations, N outputs, K inner (of the forward product).
-#include <cuda_bf16.h>
-
-#include <cstdint>
-
-#include "numeric.cuh"
+#include "arrays.cuh"
 
 // A block of 256 threads makes 64 x 64 outputs, 4 x 4 a thread, from 16 inner elements at a time.
 constexpr int SIDE = 64;
@@ -24,11 +20,13 @@ struct Operand {
     const T* data;
     uint64_t lines;
     uint64_t inner;
+    // Elements from one stored row to the next.
+    uint64_t pitch;
     __device__ float at(uint64_t line, uint64_t k) const {
         if (line >= lines || k >= inner) {
             return 0.0f;
         }
-        return widened(TURNED ? data[k * lines + line] : data[line * inner + k]);
+        return widened(TURNED ? data[k * pitch + line] : data[line * pitch + k]);
     }
     // Copies a SIDE x DEPTH piece; neighbouring threads read neighbouring addresses.
     __device__ void stage(uint64_t line, uint64_t k, float (*tile)[SIDE + EACH]) const {
@@ -78,22 +76,23 @@ __device__ void product(const Left& left, const Right& right, bool add, float* o
 
 // y[M, N] = x[M, K] * w[N, K]^T.
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_forward_f32(const float* x_mk, const float* w_nk, uint64_t m, uint64_t n, uint64_t k,
-                 float* y_mn) {
-    product(Operand<float, false>{x_mk, m, k}, Operand<float, false>{w_nk, n, k}, false, y_mn);
+gemm_forward_f32(Rows x_mk, const float* w_nk, uint64_t m, uint64_t n, uint64_t k, float* y_mn) {
+    const float* x = row_of<float>(x_mk, 0);
+    product(Operand<float, false>{x, m, k, x_mk.pitch}, Operand<float, false>{w_nk, n, k, k},
+            false, y_mn);
 }
 
 // dx[M, K] (+)= dy[M, N] * w[N, K], for a weight of either dtype.
 extern "C" __global__ void __launch_bounds__(THREADS)
 gemm_input_gradient_f32(const float* dy_mn, const float* w_nk, uint64_t m, uint64_t n, uint64_t k,
                         uint32_t add, float* dx_mk) {
-    product(Operand<float, false>{dy_mn, m, n}, Operand<float, true>{w_nk, k, n}, add, dx_mk);
+    product(Operand<float, false>{dy_mn, m, n, n}, Operand<float, true>{w_nk, k, n, k}, add, dx_mk);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 gemm_input_gradient_bf16(const float* dy_mn, const __nv_bfloat16* w_nk, uint64_t m, uint64_t n,
                          uint64_t k, uint32_t add, float* dx_mk) {
-    product(Operand<float, false>{dy_mn, m, n}, Operand<__nv_bfloat16, true>{w_nk, k, n}, add,
+    product(Operand<float, false>{dy_mn, m, n, n}, Operand<__nv_bfloat16, true>{w_nk, k, n, k}, add,
             dx_mk);
 }
 
@@ -101,7 +100,7 @@ gemm_input_gradient_bf16(const float* dy_mn, const __nv_bfloat16* w_nk, uint64_t
 extern "C" __global__ void __launch_bounds__(THREADS)
 gemm_weight_gradient(const float* dy_mn, const float* x_mk, uint64_t m, uint64_t n, uint64_t k,
                      float* dw_nk) {
-    product(Operand<float, true>{dy_mn, n, m}, Operand<float, true>{x_mk, k, m}, true, dw_nk);
+    product(Operand<float, true>{dy_mn, n, m, n}, Operand<float, true>{x_mk, k, m, k}, true, dw_nk);
 }
 
 // dbias[N] += the rows' sum, rows ascending from dbias itself; one thread a column.
@@ -119,14 +118,15 @@ extern "C" __global__ void gemm_bias_gradient(const float* dy_mn, uint64_t m, ui
     dbias_n[column] = sum;
 }
 
-// y[M, N] = round(y + bias): what follows a finished sum. `bias` may be null.
-extern "C" __global__ void gemm_finish(const float* bias_n, uint32_t dtype, uint64_t len,
-                                       uint64_t n, float* y_mn) {
-    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) {
-        return;
-    }
-    float y = y_mn[i];
-    y = bias_n == nullptr ? y : y + bias_n[i % n];
-    y_mn[i] = to_dtype(y, dtype);
+// y[M, N] = round(sums + bias).
+template <typename T>
+__device__ __forceinline__ void finish(
+    const float* sums_mn, const float* bias_n, uint64_t len, uint64_t n, Rows y_mn) {
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < len) write(row_of<T>(y_mn, 0) + i, sums_mn[i] + bias_n[i % n]);
+}
+
+extern "C" __global__ void gemm_add_bias(
+    const float* sums_mn, const float* bias_n, uint64_t len, uint64_t n, Rows y_mn) {
+    BY_DTYPE(y_mn.dtype, finish, sums_mn, bias_n, len, n, y_mn);
 }

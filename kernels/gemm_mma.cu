@@ -5,9 +5,7 @@
 // of an output depend on its row of x and its row of w alone.
 //
 // Shape letters: M rows of activations, N outputs, K inner.
-#include <cuda_bf16.h>
-
-#include <cstdint>
+#include "arrays.cuh"
 
 // A block of 4 warps makes 64 x 64 outputs, 32 x 32 a warp, from 32 inner elements at a time.
 constexpr int SIDE = 64;
@@ -17,24 +15,13 @@ constexpr int THREADS = 128;
 // warp reads at once into 32 different banks.
 constexpr int WORDS = DEPTH / 2 + 4;
 
-// Element (line, k) of a row-major [lines, inner] matrix; zero beyond its edges.
-__device__ __forceinline__ __nv_bfloat16 element(const __nv_bfloat16* data, uint64_t at) {
-    return data[at];
-}
-// x holds bf16 values: the upper half of the float is the number, exactly.
-__device__ __forceinline__ __nv_bfloat16 element(const float* data, uint64_t at) {
-    return __ushort_as_bfloat16((unsigned short)(__float_as_uint(data[at]) >> 16));
-}
-
-template <typename T>
-__device__ void stage(const T* data, uint64_t lines, uint64_t inner, uint64_t line, uint64_t k,
-                      uint32_t (*tile)[WORDS]) {
+// Copies SIDE x DEPTH of a row-major [lines, inner] matrix; zero beyond its edges.
+__device__ void stage(const uint16_t* data, uint64_t pitch, uint64_t lines, uint64_t inner,
+                      uint64_t line, uint64_t k, uint32_t (*tile)[WORDS]) {
     for (int i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
         int l = i / DEPTH, d = i % DEPTH;
         bool inside = line + l < lines && k + d < inner;
-        __nv_bfloat16 value =
-            inside ? element(data, (line + l) * inner + k + d) : __ushort_as_bfloat16(0);
-        reinterpret_cast<__nv_bfloat16*>(tile[l])[d] = value;
+        reinterpret_cast<uint16_t*>(tile[l])[d] = inside ? data[(line + l) * pitch + k + d] : 0;
     }
 }
 
@@ -46,10 +33,9 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// y[M, N] = x[M, K] * w[N, K]^T, the bare f32 accumulators.
+// y[M, N] = x[M, K] * w[N, K]^T: the f32 accumulators, or rounded to bf16.
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_forward_mma(const float* x_mk, const __nv_bfloat16* w_nk, uint64_t m, uint64_t n, uint64_t k,
-                 float* y_mn) {
+gemm_forward_mma(Rows x_mk, const uint16_t* w_nk, uint64_t m, uint64_t n, uint64_t k, Rows y_mn) {
     __shared__ uint32_t x_tile[SIDE][WORDS];
     __shared__ uint32_t w_tile[SIDE][WORDS];
     uint64_t first_row = (uint64_t)blockIdx.y * SIDE;
@@ -60,8 +46,8 @@ gemm_forward_mma(const float* x_mk, const __nv_bfloat16* w_nk, uint64_t m, uint6
     int row = warp / 2 * 32, column = warp % 2 * 32;
     float sums[2][4][4] = {};
     for (uint64_t start = 0; start < k; start += DEPTH) {
-        stage(x_mk, m, k, first_row, start, x_tile);
-        stage(w_nk, n, k, first_column, start, w_tile);
+        stage(row_of<uint16_t>(x_mk, 0), x_mk.pitch, m, k, first_row, start, x_tile);
+        stage(w_nk, k, n, k, first_column, start, w_tile);
         __syncthreads();
         for (int step = 0; step < DEPTH / 2 && start + 2 * step < k; step += 8) {
             uint32_t a[2][4], b[4][2];
@@ -89,18 +75,27 @@ gemm_forward_mma(const float* x_mk, const __nv_bfloat16* w_nk, uint64_t m, uint6
             for (int v = 0; v < 4; v++) {
                 uint64_t r = first_row + row + 16 * i + group + 8 * (v / 2);
                 uint64_t c = first_column + column + 8 * j + 2 * word + v % 2;
-                if (r < m && c < n) {
-                    y_mn[r * n + c] = sums[i][j][v];
+                if (r >= m || c >= n) continue;
+                if (y_mn.dtype == BF16) {
+                    write(row_of<uint16_t>(y_mn, r) + c, sums[i][j][v]);
+                } else {
+                    write(row_of<float>(y_mn, r) + c, sums[i][j][v]);
                 }
             }
         }
     }
 }
 
-// The upper halves of x, which holds bf16 values: what the library reads.
-extern "C" __global__ void gemm_to_bf16(const float* x, uint64_t len, __nv_bfloat16* y) {
-    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < len) {
-        y[i] = element(x, i);
-    }
+// Adds to `count` in how many of `len` elements a and b differ, a NaN being any other.
+template <typename T>
+__device__ __forceinline__ void count_differing(Rows a, Rows b, uint64_t len, uint32_t* count) {
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const float x = read(row_of<T>(a, 0)[i]), y = read(row_of<T>(b, 0)[i]);
+    const bool both_nan = x != x && y != y;
+    if (__float_as_uint(x) != __float_as_uint(y) && !both_nan) atomicAdd(count, 1u);
+}
+
+extern "C" __global__ void gemm_count_differing(Rows a, Rows b, uint64_t len, uint32_t* count) {
+    BY_DTYPE(a.dtype, count_differing, a, b, len, count);
 }

@@ -13,44 +13,57 @@ struct Row {
     uint64_t vocab;
     float temperature;
     __device__ float operator[](uint64_t i) const {
-        return __fdiv_rn(logits_v[i], temperature);
+        const float x = logits_v[i];
+        return temperature == 1.0f ? x : __fdiv_rn(x, temperature);
     }
 };
 
-// Sum over the tiles of one row of the tile's 16-lane sum of exp(x - max), tiles ascending; the
-// same in f32 and f64. `tiles` has a place for every tile and keeps their sums; every thread gets
-// the total.
-template <typename T>
-__device__ T tiled_mass(const Row& row, float max, T* tiles) {
+// A row's sums of exp(x - max), in f32 and in f64.
+struct Masses {
+    float single;
+    double twice;
+};
+
+// Over the tiles of one row, of the tile's 16-lane sums, tiles ascending; the same order in f32,
+// which is always summed, and in f64, only where `tiles` has a place for every tile and keeps their
+// sums. `singles` has one too. Every thread gets the totals.
+__device__ inline Masses tiled_mass(const Row& row, float max, float* singles, double* tiles) {
     uint64_t count = (row.vocab + TILE - 1) / TILE;
     uint64_t half = threadIdx.x / LANES;
     uint64_t halves = blockDim.x / LANES;
     // Both halves of a warp go round equally often, because the fold needs the whole warp.
     for (uint64_t first = 0; first < count; first += halves) {
         uint64_t tile = first + half;
-        T lane = 0;
+        float lane = 0;
+        double twice = 0;
         if (tile < count) {
             uint64_t end = min(row.vocab, (tile + 1) * TILE);
+#pragma unroll 8
             for (uint64_t i = tile * TILE + threadIdx.x % LANES; i < end; i += LANES) {
-                lane = lane + (T)exp_f32(row[i] - max);
+                const float mass = exp_f32(row[i] - max);
+                lane = lane + mass;
+                if (tiles != nullptr) twice = twice + (double)mass;
             }
         }
         lane = fold_lanes(lane);
+        if (tiles != nullptr) twice = fold_lanes(twice);
         if (tile < count && threadIdx.x % LANES == 0) {
-            tiles[tile] = lane;
+            singles[tile] = lane;
+            if (tiles != nullptr) tiles[tile] = twice;
         }
     }
     __syncthreads();
-    __shared__ T total;
+    __shared__ Masses total;
     if (threadIdx.x == 0) {
-        T sum = 0;
+        Masses sum = {0, 0};
         for (uint64_t tile = 0; tile < count; tile++) {
-            sum = sum + tiles[tile];
+            sum.single = sum.single + singles[tile];
+            if (tiles != nullptr) sum.twice = sum.twice + tiles[tile];
         }
         total = sum;
     }
     __syncthreads();
-    T sum = total;
+    Masses sum = total;
     __syncthreads();
     return sum;
 }
@@ -70,6 +83,7 @@ __device__ __forceinline__ Best better(Best a, Best b) {
 __device__ inline Best row_best(const Row& row) {
     __shared__ Best warps[32];
     Best best = {-INFINITY, 0};
+#pragma unroll 8
     for (uint64_t i = threadIdx.x; i < row.vocab; i += blockDim.x) {
         float x = row[i];
         if (x > best.value) {
@@ -101,8 +115,11 @@ struct Normaliser {
     __device__ float log_prob(float x) const { return (x - max) - log_sum; }
 };
 
-__device__ inline Normaliser normalise(const Row& row, float max, float* tiles) {
-    float sum = tiled_mass<float>(row, max, tiles);
-    // The sum is at least 1 unless a NaN or an infinity went in.
+// The sum is at least 1 unless a NaN or an infinity went in.
+__device__ __forceinline__ Normaliser normaliser_of(float max, float sum) {
     return {max, isfinite(sum) ? ln_f32(sum) : NAN};
+}
+
+__device__ inline Normaliser normalise(const Row& row, float max, float* tiles) {
+    return normaliser_of(max, tiled_mass(row, max, tiles, nullptr).single);
 }

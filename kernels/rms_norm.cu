@@ -1,24 +1,103 @@
 // RMSNorm and its backward, bit-equal to `ops::rms_norm` on the CPU.
 //
 // Shape letters: T rows, H width. Order: the 16 lanes of `lanes.cuh` over one row.
+#include "arrays.cuh"
 #include "lanes.cuh"
 
-// 1 / sqrt(mean(x^2) + eps) of one row.
-__device__ float inverse_rms(const float* x_h, uint64_t width, float eps) {
-    float sum = block_sum(width, [&](uint64_t i) { return x_h[i] * x_h[i]; });
-    float mean = __fdiv_rn(sum, (float)width);
-    return __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+__device__ __forceinline__ float inverse_root(float sum, uint32_t width, float eps) {
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, (float)width) + eps));
 }
 
-// y[T, H] = round(round(x * inverse rms) * w); one block a row.
-extern "C" __global__ void rms_norm_forward(const float* x_th, const float* w_h, float eps,
-                                            uint32_t dtype, uint64_t width, float* y_th) {
-    const float* x = x_th + (uint64_t)blockIdx.x * width;
-    float* y = y_th + (uint64_t)blockIdx.x * width;
-    float scale = inverse_rms(x, width, eps);
-    for (uint64_t i = threadIdx.x; i < width; i += blockDim.x) {
-        y[i] = to_dtype(to_dtype(x[i] * scale, dtype) * w_h[i], dtype);
+// Where there is a `delta`, x = round(x + delta) first, to x's dtype. Then y[T, H] =
+// round(round(x * inverse rms) * w). One block a row, which it keeps in shared memory, [H] floats.
+template <typename X, typename T, uint32_t N>
+__device__ __forceinline__ void norm(Rows x_th, Rows delta_th, const float* w_h, float eps,
+                                     uint32_t width, Rows y_th) {
+    extern __shared__ float row[];
+    __shared__ float total;
+    X* x = row_of<X>(x_th, blockIdx.x);
+    for (uint32_t i = threadIdx.x * N; i < width; i += blockDim.x * N) {
+        float v[N];
+        read_n<N>(x + i, v);
+        if (delta_th.at != nullptr) {
+            float delta[N];
+            read_n<N>(row_of<T>(delta_th, blockIdx.x) + i, delta);
+#pragma unroll
+            for (uint32_t k = 0; k < N; ++k) v[k] = rounded<X>(v[k] + delta[k]);
+            write_n<N>(x + i, v);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < N; ++k) row[i + k] = v[k];
     }
+    __syncthreads();
+    if (threadIdx.x < warpSize) {
+        float lane = 0.0f;
+        if (threadIdx.x < LANES) {
+#pragma unroll 16
+            for (uint32_t i = threadIdx.x; i < width; i += LANES) lane = lane + row[i] * row[i];
+        }
+        lane = fold_lanes(lane);
+        if (threadIdx.x == 0) total = inverse_root(lane, width, eps);
+    }
+    __syncthreads();
+    const float scale = total;
+    T* y = row_of<T>(y_th, blockIdx.x);
+    for (uint32_t i = threadIdx.x * N; i < width; i += blockDim.x * N) {
+        float v[N];
+#pragma unroll
+        for (uint32_t k = 0; k < N; ++k) v[k] = rounded<T>(row[i + k] * scale) * w_h[i + k];
+        write_n<N>(y + i, v);
+    }
+}
+
+// The residual stream x may be wider than what is computed.
+template <typename X, uint32_t N>
+__device__ __forceinline__ void forward(Rows x_th, Rows delta_th, const float* w_h, float eps,
+                                        uint32_t width, Rows y_th) {
+    if (y_th.dtype == BF16) {
+        norm<X, uint16_t, N>(x_th, delta_th, w_h, eps, width, y_th);
+    } else {
+        norm<X, float, N>(x_th, delta_th, w_h, eps, width, y_th);
+    }
+}
+
+extern "C" __global__ void rms_norm_forward(Rows x_th, Rows delta_th, const float* w_h, float eps,
+                                            uint32_t width, uint32_t even, Rows y_th) {
+    BY_DTYPE_AND_WIDTH(x_th.dtype, even, forward, x_th, delta_th, w_h, eps, width, y_th);
+}
+
+// Field for field `PartArgument` of src/ops/rms_norm/cuda.rs.
+struct Part {
+    Rows x;
+    Rows y;
+    const float* w;
+    uint64_t width;
+};
+
+// Three narrow norms of each of T rows. 16 threads are the lanes of one norm of one row.
+template <typename T>
+__device__ __forceinline__ void narrow(const Part& part, uint64_t row, bool inside, float eps) {
+    const uint32_t first = threadIdx.x % LANES;
+    const uint32_t width = inside ? part.width : 0;
+    const T* x = row_of<T>(part.x, row);
+    float lane = 0.0f;
+#pragma unroll 4
+    for (uint32_t i = first; i < width; i += LANES) lane = lane + read(x[i]) * read(x[i]);
+    lane = __shfl_sync(0xffffffffu, fold_lanes(lane), 0, LANES);
+    const float scale = inverse_root(lane, part.width, eps);
+    T* y = row_of<T>(part.y, row);
+#pragma unroll 4
+    for (uint32_t i = first; i < width; i += LANES) {
+        write(y + i, rounded<T>(read(x[i]) * scale) * part.w[i]);
+    }
+}
+
+extern "C" __global__ void rms_norm_three(Part a, Part b, Part c, uint64_t rows, float eps) {
+    const uint64_t index = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    const uint64_t row = index / 3;
+    const uint32_t which = index % 3;
+    const Part part = which == 0 ? a : which == 1 ? b : c;
+    BY_DTYPE(part.x.dtype, narrow, part, row, row < rows, eps);
 }
 
 // dx[T, H] += gradient by x, and scale[T] = inverse rms for the gradient by w; one block a row.
@@ -28,7 +107,8 @@ extern "C" __global__ void rms_norm_backward_x(const float* x_th, const float* w
     uint64_t row = (uint64_t)blockIdx.x * width;
     const float *x = x_th + row, *dy = dy_th + row;
     float* dx = dx_th + row;
-    float scale = inverse_rms(x, width, eps);
+    float sum = block_sum(width, [&](uint64_t i) { return x[i] * x[i]; });
+    float scale = inverse_root(sum, width, eps);
     float inner = block_sum(width, [&](uint64_t i) { return dy[i] * w_h[i] * x[i]; });
     float shrink = __fdiv_rn(scale * scale * scale * inner, (float)width);
     for (uint64_t i = threadIdx.x; i < width; i += blockDim.x) {

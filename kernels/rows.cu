@@ -3,17 +3,22 @@
 //
 // Shape letters: R listed rows, W their width. No row is listed twice where rows are written, so
 // no element has two writers.
+#include "arrays.cuh"
 #include "elements.cuh"
 
 // out[R, W]: row r is row rows[r] of x.
-extern "C" __global__ void gather_rows(
-    const float* __restrict__ x,
-    const uint32_t* __restrict__ rows,
-    uint64_t len,
-    uint64_t width,
-    float* __restrict__ out) {
+template <typename T>
+__device__ __forceinline__ void gather(
+    Rows x, const uint32_t* rows, uint64_t len, uint64_t width, Rows out) {
     const uint64_t i = this_element();
-    if (i < len) out[i] = x[rows[i / width] * width + i % width];
+    if (i >= len) return;
+    const uint64_t row = i / width, column = i % width;
+    row_of<T>(out, row)[column] = row_of<T>(x, rows[row])[column];
+}
+
+extern "C" __global__ void gather_rows(
+    Rows x, const uint32_t* __restrict__ rows, uint64_t len, uint64_t width, Rows out) {
+    BY_DTYPE(x.dtype, gather, x, rows, len, width, out);
 }
 
 // Row rows[r] of out becomes row r of x[R, W].
@@ -27,16 +32,24 @@ extern "C" __global__ void scatter_rows(
     if (i < len) out[rows[i / width] * width + i % width] = x[i];
 }
 
-// Row rows[r] of sums += weights[r] * row r of x[R, W].
+// Row rows[r] of the f32 sums += weights[r] * row r of x[R, W].
+template <typename T>
+__device__ __forceinline__ void add_weighted(
+    Rows x, const uint32_t* rows, const float* weights, uint64_t len, uint64_t width, float* sums) {
+    const uint64_t i = this_element();
+    if (i >= len) return;
+    const uint64_t row = i / width, column = i % width;
+    sums[rows[row] * width + column] += weights[row] * read(row_of<T>(x, row)[column]);
+}
+
 extern "C" __global__ void add_weighted_rows(
-    const float* __restrict__ x,
+    Rows x,
     const uint32_t* __restrict__ rows,
     const float* __restrict__ weights,
     uint64_t len,
     uint64_t width,
     float* __restrict__ sums) {
-    const uint64_t i = this_element();
-    if (i < len) sums[rows[i / width] * width + i % width] += weights[i / width] * x[i];
+    BY_DTYPE(x.dtype, add_weighted, x, rows, weights, len, width, sums);
 }
 
 // out[R, W]: row r of x times weights[r].

@@ -1,7 +1,7 @@
 // Greedy choice and the draw from a cumulative distribution, with the log-probability of what was
 // taken; bit-equal to `ops::sampling`.
 //
-// Shape letters: R rows, V vocabulary. One block a row; dynamic shared memory: 8 bytes a tile.
+// Shape letters: R rows, V vocabulary. One block a row; dynamic shared memory: 12 bytes a tile.
 #include "log_softmax.cuh"
 
 // Of a row's elements from `first` to `end`, the last that has any mass; `end` where none has.
@@ -25,12 +25,14 @@ __device__ uint64_t last_with_mass(const Row& row, float max, uint64_t first, ui
     return found == 0 ? end : found - 1;
 }
 
-// The token at `noise` of the cumulative distribution; the order is that of `sampling::draw`.
-__device__ uint64_t draw(const Row& row, Best best, double noise, double* tiles) {
+// The token at `noise` of the cumulative distribution, whose tiles' sums and their total are known;
+// the order is that of `sampling::draw`.
+__device__ uint64_t draw(
+    const Row& row, Best best, double noise, const double* tiles, double total) {
     __shared__ float masses[TILE];
     __shared__ uint64_t chosen;
     __shared__ double before;
-    double target = noise * tiled_mass<double>(row, best.value, tiles);
+    double target = noise * total;
     if (isnan(target)) {
         uint64_t last = last_with_mass(row, best.value, 0, row.vocab);
         return last == row.vocab ? best.index : last;
@@ -77,16 +79,24 @@ extern "C" __global__ void sample_rows(const float* logits_rv, uint64_t vocab, f
                                        uint32_t greedy, const double* noise_r,
                                        float score_temperature, uint32_t* picks_r2) {
     extern __shared__ double tiles[];
+    float* singles = (float*)(tiles + (vocab + TILE - 1) / TILE);
     const float* logits = logits_rv + (uint64_t)blockIdx.x * vocab;
     Row scored = {logits, vocab, score_temperature};
     Row drawn = {logits, vocab, temperature};
-    uint64_t token = 0;
-    if (greedy) {
-        token = row_best(scored).index;
-    } else {
-        token = draw(drawn, row_best(drawn), noise_r[blockIdx.x], tiles);
+    // Mostly they are one distribution, whose exponentials are taken once.
+    bool same = greedy || temperature == score_temperature;
+    Best best = row_best(scored);
+    Masses masses = tiled_mass(scored, best.value, singles, greedy || !same ? nullptr : tiles);
+    uint64_t token = best.index;
+    if (!same) {
+        Best likeliest = row_best(drawn);
+        float* unused = singles;
+        double total = tiled_mass(drawn, likeliest.value, unused, tiles).twice;
+        token = draw(drawn, likeliest, noise_r[blockIdx.x], tiles, total);
+    } else if (!greedy) {
+        token = draw(drawn, best, noise_r[blockIdx.x], tiles, masses.twice);
     }
-    Normaliser normaliser = normalise(scored, row_best(scored).value, (float*)tiles);
+    Normaliser normaliser = normaliser_of(best.value, masses.single);
     if (threadIdx.x == 0) {
         uint32_t* pick = picks_r2 + 2 * (uint64_t)blockIdx.x;
         pick[0] = (uint32_t)token;

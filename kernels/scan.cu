@@ -7,98 +7,96 @@
 //
 // Every kernel comes twice: `_16` holds the 16 states of nearly every Mamba-1 in registers, `_any`
 // keeps N of them in `spill`, [spans, D, N] floats.
-#include "pages.cuh"
+#include "scan.cuh"
 
-// One channel, one row: advances the channel's N states, returns sum_n h*C.
-template <int FIXED>
-__device__ __forceinline__ float step(
-    float* h,
-    const float* a,
-    const float* b,
-    const float* c,
-    uint32_t states,
-    float delta,
-    float x) {
-    const uint32_t n = FIXED ? FIXED : states;
-    const float input = delta * x;
-    float lanes[LANES] = {};
+// What every row brings, [T, D] and [T, N], and what becomes of it.
+struct Sequences {
+    Rows c_td;
+    Rows dt_td;
+    Rows b_tn;
+    Rows c_tn;
+    Rows z_td;
+    const float* a_dn;
+    const float* skip_d;
+    const float* dt_bias_d;
+    State state;
+    const uint32_t* starts;
+    const uint32_t* lens;
+    uint32_t channels;
+    uint32_t states;
+    uint32_t row_dtype;
+    // Whether B and C are read eight at a time.
+    uint32_t even;
+    float* spill;
+    Rows y_td;
+};
+
+template <int FIXED, typename T>
+__device__ __forceinline__ void read_states(
+    const T* at, uint32_t n, uint32_t even, float* to) {
+    if (FIXED && even) {
 #pragma unroll
-    for (uint32_t base = 0; base < n; base += LANES) {
-#pragma unroll
-        for (uint32_t lane = 0; lane < LANES; ++lane) {
-            const uint32_t i = base + lane;
-            if (i < n) {
-                const float now = exp_f32(delta * a[i]) * h[i] + input * b[i];
-                h[i] = now;
-                lanes[lane] += now * c[i];
-            }
-        }
+        for (uint32_t i = 0; i < FIXED; i += EIGHT) read8(at + i, to + i);
+        return;
     }
-    return fold(lanes);
-}
-
-// A bf16 state is rounded after every row: a decode that goes through its page cannot help it.
-// Fast arithmetic leaves that to the store and passes F32 here.
-template <int FIXED>
-__device__ __forceinline__ void round_states(float* h, uint32_t states, uint32_t row_dtype) {
-    if (row_dtype != BF16) return;
 #pragma unroll
-    for (uint32_t i = 0; i < (FIXED ? FIXED : states); ++i) h[i] = round_bf16(h[i]);
+    for (uint32_t i = 0; i < (FIXED ? FIXED : n); ++i) to[i] = read(at[i]);
 }
 
-template <int FIXED>
-__device__ __forceinline__ void forward(
-    const float* __restrict__ c_td,
-    const float* __restrict__ dt_td,
-    const float* __restrict__ b_tn,
-    const float* __restrict__ c_tn,
-    const float* __restrict__ z_td,
-    const float* __restrict__ a_dn,
-    const float* __restrict__ skip_d,
-    const float* __restrict__ dt_bias_d,
-    State state,
-    const uint32_t* __restrict__ starts,
-    const uint32_t* __restrict__ lens,
-    uint32_t channels,
-    uint32_t states,
-    uint32_t dtype,
-    uint32_t row_dtype,
-    float* __restrict__ spill,
-    float* __restrict__ y_td) {
+template <int FIXED, typename T>
+__device__ __forceinline__ void forward(const Sequences& s) {
     const uint32_t span = blockIdx.x;
     const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
-    if (channel >= channels) return;
-    const uint32_t n = FIXED ? FIXED : states;
+    if (channel >= s.channels) return;
+    const uint32_t n = FIXED ? FIXED : s.states;
+    const uint64_t first = static_cast<uint64_t>(channel) * n;
     float h_own[FIXED ? FIXED : 1], a_own[FIXED ? FIXED : 1];
-    const float* a_n = a_dn + static_cast<uint64_t>(channel) * n;
-    float* h = FIXED ? h_own : spill + (static_cast<uint64_t>(span) * channels + channel) * n;
-    const float* a = FIXED ? a_own : a_n;
+    // Elsewhere a thread keeps its states, and a row's B and C, in memory of its own.
+    float* spill = s.spill + (static_cast<uint64_t>(span) * s.channels + channel) * n * 3;
+    float *h = FIXED ? h_own : spill;
+    const float* a = FIXED ? a_own : s.a_dn + first;
     if constexpr (FIXED > 0) {
 #pragma unroll
-        for (uint32_t i = 0; i < FIXED; ++i) a_own[i] = a_n[i];
+        for (uint32_t i = 0; i < FIXED; ++i) a_own[i] = s.a_dn[first + i];
     }
+    float b_own[FIXED ? FIXED : 1], c_own[FIXED ? FIXED : 1];
+    float *b = FIXED ? b_own : spill + n, *c = FIXED ? c_own : spill + 2 * n;
 
+    const State& state = s.state;
     const bool paged = state.pages != nullptr;
     const bool reads = paged && state.reads[span];
     const unsigned char* from = reads ? source_at(state, span) : nullptr;
     unsigned char* at = paged ? state_at(state, span) : nullptr;
-    const uint64_t first = static_cast<uint64_t>(channel) * n;
 #pragma unroll
     for (uint32_t i = 0; i < n; ++i) {
         h[i] = reads ? load_element(from, state.dtype, first + i) : 0.0f;
     }
-    const float skip = skip_d[channel], dt_bias = dt_bias_d[channel];
-    const uint64_t end = static_cast<uint64_t>(starts[span]) + lens[span];
-    for (uint64_t row = starts[span]; row < end; ++row) {
-        const uint64_t here = row * channels + channel;
-        const float x = c_td[here], delta = softplus(dt_td[here] + dt_bias);
-        const float sum = step<FIXED>(h, a, b_tn + row * n, c_tn + row * n, n, delta, x);
-        y_td[here] = to_dtype((sum + skip * x) * silu(z_td[here]), dtype);
-        round_states<FIXED>(h, n, row_dtype);
+    const float skip = s.skip_d[channel], dt_bias = s.dt_bias_d[channel];
+    const float least = steepest(a, n);
+    const uint64_t end = static_cast<uint64_t>(s.starts[span]) + s.lens[span];
+    for (uint64_t row = s.starts[span]; row < end; ++row) {
+        const float x = read(row_of<T>(s.c_td, row)[channel]);
+        const float delta = softplus(read(row_of<T>(s.dt_td, row)[channel]) + dt_bias);
+        const float z = read(row_of<T>(s.z_td, row)[channel]);
+        read_states<FIXED>(row_of<T>(s.b_tn, row), n, s.even, b);
+        read_states<FIXED>(row_of<T>(s.c_tn, row), n, s.even, c);
+        const bool normal = FIXED && delta * least > NEVER_TINY;
+        const float sum = normal ? step<FIXED, true>(h, a, b, c, n, delta, x)
+                                 : step<FIXED>(h, a, b, c, n, delta, x);
+        write(row_of<T>(s.y_td, row) + channel, (sum + skip * x) * silu(z));
+        round_states<FIXED>(h, n, s.row_dtype);
     }
     if (!paged) return;
 #pragma unroll
     for (uint32_t i = 0; i < n; ++i) store_element(at, state.dtype, first + i, h[i]);
+}
+
+extern "C" __global__ void scan_forward_16(Sequences s) {
+    s.y_td.dtype == BF16 ? forward<16, uint16_t>(s) : forward<16, float>(s);
+}
+
+extern "C" __global__ void scan_forward_any(Sequences s) {
+    s.y_td.dtype == BF16 ? forward<0, uint16_t>(s) : forward<0, float>(s);
 }
 
 // States whose addresses may be one another's go through copies, [spans, len] elements of their own
@@ -228,19 +226,6 @@ __device__ __forceinline__ void backward(
         ddt_td[here] = fold(ddelta) * slope;
     }
 }
-
-#define FORWARD_PARAMETERS                                                                       \
-    const float *c_td, const float *dt_td, const float *b_tn, const float *c_tn,                 \
-        const float *z_td, const float *a_dn, const float *skip_d, const float *dt_bias_d,       \
-        State state, const uint32_t *starts, const uint32_t *lens, uint32_t channels,            \
-        uint32_t states, uint32_t dtype, uint32_t row_dtype, float *spill, float *y_td
-#define FORWARD_ARGUMENTS                                                                        \
-    c_td, dt_td, b_tn, c_tn, z_td, a_dn, skip_d, dt_bias_d, state, starts, lens, channels,       \
-        states, dtype, row_dtype, spill, y_td
-
-extern "C" __global__ void scan_forward_16(FORWARD_PARAMETERS) { forward<16>(FORWARD_ARGUMENTS); }
-
-extern "C" __global__ void scan_forward_any(FORWARD_PARAMETERS) { forward<0>(FORWARD_ARGUMENTS); }
 
 #define BACKWARD_PARAMETERS                                                                      \
     const float *c_td, const float *dt_td, const float *b_tn, const float *c_tn,                 \

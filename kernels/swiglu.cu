@@ -1,15 +1,24 @@
 // silu(gate) * up, element by element. Bit for bit src/ops/swiglu.rs.
+#include "arrays.cuh"
 #include "elements.cuh"
 
-// y = round(silu(gate) * up).
+// y = round(silu(gate) * up), N elements a thread; `len` is of y.
+template <typename T, uint32_t N>
+__device__ __forceinline__ void forward(Rows gate, Rows up, uint64_t len, uint32_t width, Rows y) {
+    const uint64_t i = this_element() * N;
+    if (i >= len) return;
+    const uint64_t row = i / width, column = i % width;
+    float g[N], u[N];
+    read_n<N>(row_of<T>(gate, row) + column, g);
+    read_n<N>(row_of<T>(up, row) + column, u);
+#pragma unroll
+    for (uint32_t k = 0; k < N; ++k) g[k] = silu(g[k]) * u[k];
+    write_n<N>(row_of<T>(y, row) + column, g);
+}
+
 extern "C" __global__ void swiglu_forward(
-    const float* __restrict__ gate,
-    const float* __restrict__ up,
-    uint64_t len,
-    uint32_t dtype,
-    float* __restrict__ y) {
-    const uint64_t i = this_element();
-    if (i < len) y[i] = to_dtype(silu(gate[i]) * up[i], dtype);
+    Rows gate, Rows up, uint64_t len, uint32_t width, uint32_t even, Rows y) {
+    BY_DTYPE_AND_WIDTH(y.dtype, even, forward, gate, up, len, width, y);
 }
 
 // From dy: dgate and dup, overwritten.

@@ -38,6 +38,8 @@ pub struct StepBatch {
     /// Idle decode rows behind the others, where all are decodes: a token each, whose result
     /// nobody reads.
     pub padding_rows: usize,
+    /// Whether all rows are decodes and, with the padding, as many as a captured size.
+    pub is_captured: bool,
     /// `[num_tokens]` of all rows, then those of the padding.
     pub tokens: Vec<TokenId>,
     /// The block tables of row 0's groups in group order, then row 1's, …, then the padding's.
@@ -89,17 +91,13 @@ impl Row {
 
 /// As many rows as a batch of so many decodes has under vLLM's `cudagraph_capture_sizes`: 1, 2, 4,
 /// then multiples of 8, up to `largest`. A batch that no size holds runs as it is.
-fn captured_size(rows: usize, largest: usize) -> usize {
+fn captured_size(rows: usize, largest: usize) -> Option<usize> {
     let size = match rows {
         0..=2 => rows,
         3..=4 => 4,
         _ => rows.next_multiple_of(8),
     };
-    if size <= largest {
-        size
-    } else {
-        rows
-    }
+    (size <= largest).then_some(size)
 }
 
 impl PersistentBatch {
@@ -142,8 +140,10 @@ impl PersistentBatch {
         self.rows.extend(batch.rows.iter().map(|row| row.request));
         assert_eq!(batch.tokens.len(), plan.num_tokens() as usize, "every planned token has a row");
         if let (Some(largest), true) = (self.captured_up_to, num_decodes == batch.rows.len()) {
-            let padding = captured_size(num_decodes, largest) - num_decodes;
-            batch.pad(padding, scheduler.layout(), self.padding_writes);
+            if let Some(size) = captured_size(num_decodes, largest) {
+                batch.pad(size - num_decodes, scheduler.layout(), self.padding_writes);
+                batch.is_captured = true;
+            }
         }
         batch
     }
@@ -162,6 +162,12 @@ impl PersistentBatch {
 }
 
 impl StepBatch {
+    /// The padding's included.
+    #[must_use]
+    pub fn num_rows(&self) -> usize {
+        self.rows.len() + self.padding_rows
+    }
+
     /// A row's place among the packed tokens; padding rows are counted on behind the others.
     #[must_use]
     pub fn span(&self, row: usize) -> Span {
@@ -249,6 +255,7 @@ impl StepBatch {
             rows: Vec::new(),
             num_decodes: 0,
             padding_rows: 0,
+            is_captured: false,
             tokens: Vec::new(),
             blocks: Vec::new(),
             block_starts: vec![0],

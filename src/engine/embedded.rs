@@ -7,11 +7,12 @@ mod snapshot;
 
 use std::collections::HashMap;
 
+use super::captured::Captured;
 use super::faults::{self, HandOver, Strike};
 use super::trace::Tracer;
 use super::{
     BlockMemory, BlockPool, CacheSpec, Completion, EngineError, Feed, GenerationRequest, Layout,
-    Limits, Observer, PersistentBatch, Phase, Runner, SampledToken, Scheduler, Scratch, Seen,
+    Limits, Observer, PersistentBatch, Phase, Row, Runner, SampledToken, Scheduler, Scratch, Seen,
     Statistics, StepBatch, Trace, WatchList,
 };
 use crate::base::{Contract, LogProb, LogprobsMode, Noise, Position, TokenId, WeightVersion};
@@ -19,7 +20,7 @@ use crate::config::{EngineConfig, Fault, CPU_MEMORY};
 use crate::model::{combine_fingerprints, Block, Model, Numerics, Plan, UnitBytes, UnitSpec};
 use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
-use crate::ops::sampling::{log_prob_rows, sample_rows};
+use crate::ops::sampling::{log_prob_rows, sample_rows, Noises};
 
 /// The embedded engine.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub struct Engine {
 #[derive(Debug)]
 struct Weights {
     runner: Runner,
+    /// Its decode batches, where the device records them.
+    captured: Captured,
     version: WeightVersion,
     /// A tensor each, in the plan's order.
     fingerprints: Vec<u64>,
@@ -134,8 +137,14 @@ impl Engine {
         let runner = Runner::new(self.num, layout, model, bits).with_faults(&self.config.faults);
         let all: Vec<u64> = fingerprints.iter().copied().chain(head_fingerprint).collect();
         let fingerprint = combine_fingerprints(&all);
-        self.weights =
-            Some(Weights { runner, version, fingerprints, head_fingerprint, fingerprint });
+        self.weights = Some(Weights {
+            runner,
+            captured: Captured::default(),
+            version,
+            fingerprints,
+            head_fingerprint,
+            fingerprint,
+        });
     }
 
     fn weights(&self) -> &Weights {
@@ -171,19 +180,28 @@ impl Engine {
         let batch = self.batch.build(&plan, &self.scheduler);
         self.scheduler.note_rows(&plan, &batch.rows);
         self.strike.before(&batch, self.scheduler.layout(), &mut self.pages);
-        let weights = self.weights.as_ref().expect("weights are loaded before the first step");
+        let weights = self.weights.as_mut().expect("weights are loaded before the first step");
         let mut watching = self.tracer.as_mut().and_then(|tracer| {
             let policy = self.config.batch_split;
             tracer.begin(&plan, &batch, &self.scheduler, policy, weights.runner.hidden())
         });
         let mut see = watching.as_mut().map(|watching| |seen: Seen<'_>| watching.see(seen));
         let observe = see.as_mut().map(|see| see as Observer<'_>);
-        let x_th = weights.runner.forward(&mut self.pages, &batch, observe);
+        let draw = Draw { noise: &self.noise, contract: &self.contract };
+        let unlabelled = unlabelled(&self.config.faults, &self.contract);
+        let is_plain = observe.is_none() && unlabelled.is_none() && !self.contract.has_filters();
+        let drawn = if is_plain && batch.is_captured && weights.runner.records() {
+            let (parts, longest) = ((&weights.runner, &mut self.pages), self.config.max_model_len);
+            let noise = (0..batch.num_rows()).map(|row| draw.noise(&batch, row)).collect();
+            weights.captured.step(parts, &batch, noise, draw.contract, longest)
+        } else {
+            let x_th = weights.runner.forward(&mut self.pages, &batch, observe);
+            draw.each(&weights.runner, unlabelled.as_ref(), &batch, &x_th)
+        };
         if let (Some(tracer), Some(watching)) = (&mut self.tracer, watching) {
             tracer.end(watching);
         }
-        let contracts = (&self.contract, unlabelled(&self.config.faults, &self.contract));
-        let sampled = sample(&weights.runner, &self.noise, contracts, &batch, &x_th);
+        let sampled = in_plan_order(&batch, &drawn);
         let finished = self.scheduler.update(&plan, &sampled)?;
         let complete = |one: super::Finished| {
             one.into_completion(self.contract, weights.version, weights.fingerprint)
@@ -310,39 +328,65 @@ fn unlabelled(faults: &[Fault], contract: &Contract) -> Option<Contract> {
     faults.iter().find_map(of)
 }
 
-/// One entry a scheduled request, in the plan's order: the token sampled after its row, if any.
-fn sample(
-    runner: &Runner,
-    noise: &Noise,
-    (contract, unlabelled): (&Contract, Option<Contract>),
-    batch: &StepBatch,
-    x_th: &Array,
-) -> Vec<Option<SampledToken>> {
-    let rows: Vec<usize> = (0..batch.rows.len()).filter(|&row| batch.rows[row].samples).collect();
-    let device = runner.device();
-    let share = rows.len().div_ceil(device.parallelism()).clamp(1, Runner::LOGIT_ROWS);
-    let draw = |rows: &[usize]| {
-        let last = |&row: &usize| batch.rows[row].token_start + batch.rows[row].span().len - 1;
-        let last: Vec<usize> = rows.iter().map(last).collect();
-        let logits = runner.logits(&x_th.gather_rows(runner.hidden(), &last));
-        let uniform = |&row: &usize| {
-            let at = batch.rows[row];
-            noise.uniform(at.request, Position::new(at.computed_tokens + at.scheduled_tokens))
+/// What a token is drawn by.
+struct Draw<'a> {
+    noise: &'a Noise,
+    contract: &'a Contract,
+}
+
+impl Draw<'_> {
+    /// In [0, 1), of the token after a row; a padding row's is of no meaning.
+    fn noise(&self, batch: &StepBatch, row: usize) -> f64 {
+        let of_request = |at: &Row| {
+            let position = Position::new(at.computed_tokens + at.scheduled_tokens);
+            self.noise.uniform(at.request, position)
         };
-        let noise: Vec<f64> = rows.iter().map(uniform).collect();
-        let mut drawn = sample_rows(&logits, runner.vocab(), &noise, contract);
-        if let Some(other) = &unlabelled {
-            let tokens: Vec<TokenId> = drawn.iter().map(|(token, _)| *token).collect();
-            let others = log_prob_rows(&logits, runner.vocab(), &tokens, other);
-            drawn.iter_mut().zip(others).for_each(|(one, logp)| one.1 = logp);
-        }
-        drawn
-    };
-    let mut parts: Vec<&[usize]> = rows.chunks(share).collect();
-    let drawn = device.map(&mut parts, |_, rows| draw(rows));
+        batch.rows.get(row).map_or(0.0, of_request)
+    }
+
+    /// A token after every row, from what left the last layer; where nobody asks for one, nothing
+    /// is computed and the row's is of no meaning.
+    fn each(
+        &self,
+        runner: &Runner,
+        unlabelled: Option<&Contract>,
+        batch: &StepBatch,
+        x_th: &Array,
+    ) -> Vec<(TokenId, LogProb)> {
+        let rows: Vec<usize> =
+            (0..batch.rows.len()).filter(|&row| batch.rows[row].samples).collect();
+        let device = runner.device();
+        let share = rows.len().div_ceil(device.parallelism()).clamp(1, device.logit_rows());
+        let draw = |rows: &[usize]| {
+            let last = |&row: &usize| {
+                let span = batch.span(row);
+                span.start + span.len - 1
+            };
+            let last: Vec<usize> = rows.iter().map(last).collect();
+            let logits = runner.logits(&x_th.gather_rows(runner.hidden(), &last));
+            let noise = rows.iter().map(|&row| self.noise(batch, row)).collect();
+            let noise = Noises::new(device, noise);
+            let mut drawn = sample_rows(&logits, runner.vocab(), &noise, self.contract).read();
+            if let Some(other) = unlabelled {
+                let tokens: Vec<TokenId> = drawn.iter().map(|(token, _)| *token).collect();
+                let others = log_prob_rows(&logits, runner.vocab(), &tokens, other);
+                drawn.iter_mut().zip(others).for_each(|(one, logp)| one.1 = logp);
+            }
+            drawn
+        };
+        let mut parts: Vec<&[usize]> = rows.chunks(share).collect();
+        let drawn = device.map(&mut parts, |_, rows| draw(rows));
+        let mut all = vec![(TokenId::new(0), LogProb::new(f32::NAN)); batch.rows.len()];
+        rows.iter().zip(drawn.into_iter().flatten()).for_each(|(&row, one)| all[row] = one);
+        all
+    }
+}
+
+/// One entry a scheduled request, in the plan's order: the token sampled after its row, if any.
+fn in_plan_order(batch: &StepBatch, drawn: &[(TokenId, LogProb)]) -> Vec<Option<SampledToken>> {
     let mut sampled = vec![None; batch.rows.len()];
-    for (&row, (token, logp)) in rows.iter().zip(drawn.into_iter().flatten()) {
-        sampled[batch.rows[row].plan_index] = Some(batch.sampled(row, token, logp));
+    for (row, (at, &(token, logp))) in batch.rows.iter().zip(drawn).enumerate() {
+        sampled[at.plan_index] = at.samples.then(|| batch.sampled(row, token, logp));
     }
     sampled
 }

@@ -191,4 +191,5 @@ pub(super) fn bump_ulp(x: &mut Array, element: usize, dtype: Dtype) {
     };
     values[element] = f32::from_bits(values[element].to_bits() + ulp);
     *x = device.upload(values);
+    x.round_to(dtype);
 }

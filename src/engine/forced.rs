@@ -58,10 +58,11 @@ impl Runner {
 
     /// log p of each target from the row before it, `[T, H]` as it left the last layer.
     fn each_row(&self, contract: &Contract, x_th: &Array, targets: &[TokenId]) -> Vec<LogProb> {
-        let mut parts: Vec<&[TokenId]> = targets.chunks(Self::LOGIT_ROWS).collect();
-        let scored = self.device().map(&mut parts, |i, targets| {
-            self.log_probs(contract, x_th, i * Self::LOGIT_ROWS, targets)
-        });
+        let at_once = self.device().logit_rows();
+        let mut parts: Vec<&[TokenId]> = targets.chunks(at_once).collect();
+        let scored = self
+            .device()
+            .map(&mut parts, |i, targets| self.log_probs(contract, x_th, i * at_once, targets));
         scored.into_iter().flatten().collect()
     }
 }

@@ -6,6 +6,7 @@
 //! [`Layout`] say which page of which buffer a row reads and writes.
 
 mod batch;
+mod captured;
 mod completion;
 mod embedded;
 mod error;

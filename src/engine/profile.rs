@@ -53,7 +53,7 @@ fn fullest_batch(device: &Device, layout: &Layout, runner: &Runner, config: &Eng
     let feed = |(sequence, &tokens)| Feed { sequence, phase: Phase::Prefill, tokens };
     let feeds: Vec<Feed<'_>> = sequences.iter().enumerate().map(feed).collect();
     let x_th = scratch.feed(runner, &feeds, None);
-    let rows = (x_th.len() / runner.hidden()).min(Runner::LOGIT_ROWS);
+    let rows = (x_th.len() / runner.hidden()).min(device.logit_rows());
     let _ = runner.log_probs(&Contract::PLAIN, &x_th, 0, &tokens[..rows]);
     scratch.page_bytes()
 }

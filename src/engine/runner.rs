@@ -12,14 +12,16 @@ use super::faults::{bump_ulp, is_first_request};
 use super::{CacheView, LayerPlace, Layout, Phase, Row, StepBatch};
 use crate::base::{Contract, GroupId, LayerId, LogProb, TokenId};
 use crate::config::Fault;
-use crate::model::{Block, Model, Numerics, Span, Spans};
+use crate::model::{Block, Model, Numerics, Residual, Span, Spans};
 use crate::ops::array::{Array, Device};
-use crate::ops::attention::{Contexts, Projected, Tables};
+use crate::ops::attention::{Contexts, Projected};
+use crate::ops::embedding::Tokens;
 use crate::ops::extremes::Extremes;
-use crate::ops::pages::{KeyValueView, Pages, StateView};
+use crate::ops::pages::{KeyValueView, Pages, StateView, Tables};
 use crate::ops::routing::Choice;
 use crate::ops::sampling::log_prob_rows;
-use crate::ops::state::{StateRow, States};
+use crate::ops::sheet::Sheet;
+use crate::ops::state::{StateRow, StateRows, States};
 
 /// Watches a forward pass.
 pub type Observer<'a> = &'a mut dyn FnMut(Seen<'_>);
@@ -42,40 +44,89 @@ pub struct Runner {
     model: Model,
     num: Numerics,
     places: Vec<LayerPlace>,
+    groups: Vec<Holds>,
     /// Width of slot x stride in a prefill row's state load and store. Decode is always 64 bits.
     state_index_bits: u32,
     faults: Vec<Fault>,
     device: Device,
 }
 
-/// Rows that go through a layer together, and their tokens in the batch.
+/// A batch as the model takes it: its decode rows and its prefill rows, each in as many parts as
+/// the device works on at once, with what is looked up about them.
 #[derive(Debug)]
-struct Chunk {
+pub struct Prepared {
+    parts: Vec<Part>,
+    /// How many of them are decodes; those come first.
+    num_decodes: usize,
+}
+
+/// Rows that go through a layer together.
+#[derive(Clone, Debug)]
+struct Part {
     rows: Range<usize>,
+    tokens: Tokens,
     spans: Spans,
+    /// Where their states, or their keys and values, lie in each group's blocks.
+    groups: Vec<Blocks>,
+}
+
+#[derive(Clone, Debug)]
+enum Blocks {
+    State(StateRows),
+    KeyValue(Tables),
+}
+
+/// What the blocks of a group hold.
+#[derive(Clone, Copy, Debug)]
+enum Holds {
+    State,
+    KeyValue { block_tokens: u32 },
+}
+
+/// A part on its way through the layers.
+#[derive(Debug)]
+struct Chunk<'a> {
+    part: &'a Part,
     /// The residual stream, `[T, H]`.
-    x_th: Array,
+    x: Residual,
     /// The same between a layer's mixer and its feed-forward, where somebody looks.
     middle: Option<Array>,
 }
 
-impl Chunk {
+impl Chunk<'_> {
     /// What follows a layer's mixer.
     fn feed_forward(&mut self, num: &Numerics, block: &Block, watched: bool) {
-        self.middle = (watched && block.has_feed_forward()).then(|| self.x_th.clone());
-        block.feed_forward(num, &mut self.x_th);
+        self.middle = (watched && block.has_feed_forward()).then(|| self.x.settle(num).clone());
+        block.feed_forward(num, &mut self.x);
+    }
+
+    fn states(&self, group: GroupId) -> &StateRows {
+        match &self.part.groups[group.index()] {
+            Blocks::State(rows) => rows,
+            Blocks::KeyValue(_) => panic!("a Mamba layer in a group of attention layers"),
+        }
+    }
+
+    fn tables(&self, group: GroupId) -> &Tables {
+        match &self.part.groups[group.index()] {
+            Blocks::KeyValue(tables) => tables,
+            Blocks::State(_) => panic!("an attention layer in a group of Mamba layers"),
+        }
     }
 }
 
 impl Runner {
-    /// Rows whose logits exist at once, a thread.
-    pub const LOGIT_ROWS: usize = 64;
-
     #[must_use]
     pub fn new(num: Numerics, layout: &Layout, model: Model, state_index_bits: u32) -> Self {
         let device = model.root.device();
         let (places, faults) = (layout.layers.clone(), Vec::new());
-        Self { model, num, places, state_index_bits, faults, device }
+        let holds = |place: &LayerPlace| match &place.view {
+            CacheView::State(_) => Holds::State,
+            CacheView::KeyValue(view) => Holds::KeyValue { block_tokens: view.block_tokens },
+        };
+        let mut groups = vec![Holds::State; layout.groups.len()];
+        places.iter().for_each(|place| groups[place.group.index()] = holds(place));
+        Self { model, num, places, groups, state_index_bits, faults, device }
     }
 
     /// With what is planted in it.
@@ -101,6 +152,19 @@ impl Runner {
         &self.device
     }
 
+    /// Writes down what a pass over the batch looks up, so that every context may have up to
+    /// `longest` tokens; 0 for as many as they have.
+    #[must_use]
+    pub fn prepare(&self, sheet: &mut Sheet, batch: &StepBatch, longest: u32) -> Prepared {
+        let decodes = 0..batch.num_decodes + batch.padding_rows;
+        let mut parts = self.cut(sheet, batch, decodes, longest);
+        let num_decodes = parts.len();
+        if batch.padding_rows == 0 {
+            parts.extend(self.cut(sheet, batch, batch.num_decodes..batch.rows.len(), longest));
+        }
+        Prepared { parts, num_decodes }
+    }
+
     /// What left the last layer, `[num_tokens, H]`, the padding's rows last.
     pub fn forward(
         &self,
@@ -108,38 +172,59 @@ impl Runner {
         batch: &StepBatch,
         observe: Option<Observer<'_>>,
     ) -> Array {
-        let mut chunks = self.cut(batch, 0..batch.num_decodes + batch.padding_rows);
-        let num_decodes = chunks.len();
-        if batch.padding_rows == 0 {
-            chunks.extend(self.cut(batch, batch.num_decodes..batch.rows.len()));
-        }
-        let mut watch = Watch { observe, part: 0 };
-        watch.stream(chunks.iter().map(|chunk| &chunk.x_th));
+        let mut sheet = Sheet::new(&self.device);
+        let prepared = self.prepare(&mut sheet, batch, 0);
+        sheet.send(None);
+        self.forward_prepared(pages, batch, &prepared, observe)
+    }
+
+    /// The same of a batch whose sheet is sent.
+    pub fn forward_prepared(
+        &self,
+        pages: &mut Pages,
+        batch: &StepBatch,
+        prepared: &Prepared,
+        observe: Option<Observer<'_>>,
+    ) -> Array {
+        let embedded = prepared.parts.iter().map(|part| {
+            let x = Residual::new(self.model.root.embed(&self.num, &part.tokens));
+            Chunk { part, x, middle: None }
+        });
+        let mut chunks: Vec<Chunk<'_>> = embedded.collect();
+        let mut watch = Watch { num: &self.num, observe, part: 0 };
+        watch.stream(&mut chunks);
         for (layer, block) in self.model.blocks.iter().enumerate() {
             let LayerPlace { group, view } = &self.places[layer];
             let at = At { layer, block, group: *group };
             match view {
                 CacheView::State(view) => {
                     // The prefills' stores come before the decodes' loads.
-                    let (decodes, prefills) = chunks.split_at_mut(num_decodes);
+                    let (decodes, prefills) = chunks.split_at_mut(prepared.num_decodes);
                     let bits = self.state_index_bits;
                     self.mamba(pages, batch, prefills, (at, view), bits, &mut watch);
                     self.mamba(pages, batch, decodes, (at, view), u64::BITS, &mut watch);
                 }
                 CacheView::KeyValue(view) => {
-                    self.attention(pages, batch, &mut chunks, (at, view), &mut watch);
+                    self.attention(pages, &mut chunks, (at, view), &mut watch);
                 }
             }
             if self.faults.contains(&Fault::LayerUlp) && layer == self.model.blocks.len() / 2 {
-                self.bump_first_request(batch, &mut chunks[..num_decodes]);
+                self.bump_first_request(batch, &mut chunks[..prepared.num_decodes]);
             }
             if block.has_feed_forward() {
-                watch.stream(chunks.iter().filter_map(|chunk| chunk.middle.as_ref()));
+                watch.middle(&chunks);
             }
-            watch.stream(chunks.iter().map(|chunk| &chunk.x_th));
+            watch.stream(&mut chunks);
         }
-        let parts = chunks.into_iter().map(|chunk| chunk.x_th).collect();
+        let parts = chunks.into_iter().map(|chunk| chunk.x.into_settled(&self.num)).collect();
         Array::concat(&self.device, parts)
+    }
+
+    /// Whether a pass over decode rows is the same launches whatever the numbers are: without
+    /// experts, whose shares the host deals out, and without turns, which it computes.
+    #[must_use]
+    pub fn records(&self) -> bool {
+        self.faults.is_empty() && self.model.blocks.iter().all(Block::is_launches_alone)
     }
 
     /// The rows after the final norm, `[T, H]`.
@@ -163,12 +248,13 @@ impl Runner {
         first: usize,
         targets: &[TokenId],
     ) -> Vec<LogProb> {
+        let at_once = self.device.logit_rows();
         let part = |(i, targets): (usize, &[TokenId])| {
-            let start = first + i * Self::LOGIT_ROWS;
+            let start = first + i * at_once;
             let rows = x_th.row_range(self.hidden(), start..start + targets.len());
             log_prob_rows(&self.logits(&rows), self.vocab(), targets, contract)
         };
-        targets.chunks(Self::LOGIT_ROWS).enumerate().flat_map(part).collect()
+        targets.chunks(at_once).enumerate().flat_map(part).collect()
     }
 
     /// Where rows that left the mixer of a layer, `x[T, H]`, go: `[T, K]`. `None` for a layer
@@ -185,38 +271,33 @@ impl Runner {
         &self,
         pages: &mut Pages,
         batch: &StepBatch,
-        chunks: &mut [Chunk],
+        chunks: &mut [Chunk<'_>],
         (at, view): (At<'_>, &StateView),
         bits: u32,
-        watch: &mut Watch<'_>,
+        watch: &mut Watch<'_, '_>,
     ) {
         let At { block, group, .. } = at;
-        let places = |chunk: &Chunk| -> Vec<StateRow> {
-            let place = |row: usize| state_row(batch, row, group);
-            chunk.rows.clone().map(place).collect()
-        };
         // Every load comes before any store.
-        let load = |chunk: &Chunk| {
-            let rows = places(chunk);
-            let mut states = States::load(pages, view, &rows, bits);
+        let load = |chunk: &Chunk<'_>| {
+            let mut states = States::load(pages, view, chunk.states(group), bits);
             if self.faults.contains(&Fault::DecodeUpdateDiffers) && is_decode(batch, chunk) {
                 let token = |row: usize| batch.tokens[batch.span(row).start];
-                lose_windows(&mut states, chunk.rows.clone().map(token));
+                lose_windows(&mut states, chunk.part.rows.clone().map(token));
             }
-            (states, rows)
+            states
         };
         let loaded: Vec<_> = chunks.iter().map(load).collect();
         let mut work: Vec<_> = chunks.iter_mut().zip(loaded).collect();
         let watched = watch.observe.is_some();
-        self.device.map(&mut work, |_, (chunk, (states, _))| {
-            block.mix_mamba(&self.num, &chunk.spans, states, &mut chunk.x_th);
+        self.device.map(&mut work, |_, (chunk, states)| {
+            block.mix_mamba(&self.num, &chunk.part.spans, states, &mut chunk.x);
             chunk.feed_forward(&self.num, block, watched);
         });
-        for (_, (states, rows)) in &work {
-            states.store_conv(pages, view, rows);
+        for (chunk, states) in &work {
+            states.store_conv(pages, view, chunk.states(group));
         }
-        for (chunk, (states, rows)) in &work {
-            states.store_ssm(pages, view, rows, bits);
+        for (chunk, states) in &work {
+            states.store_ssm(pages, view, chunk.states(group), bits);
             watch.written(at.layer, chunk, || states.extremes());
         }
     }
@@ -224,33 +305,36 @@ impl Runner {
     fn attention(
         &self,
         pages: &mut Pages,
-        batch: &StepBatch,
-        chunks: &mut [Chunk],
+        chunks: &mut [Chunk<'_>],
         (at, view): (At<'_>, &KeyValueView),
-        watch: &mut Watch<'_>,
+        watch: &mut Watch<'_, '_>,
     ) {
         let At { block, group, .. } = at;
-        let tables = |chunk: &Chunk| -> Tables<'_> {
-            chunk.rows.clone().map(|row| batch.blocks(row, group)).collect()
-        };
-        let projected: Vec<Projected> =
-            self.device.map(chunks, |_, chunk| block.project(&self.num, &chunk.spans, &chunk.x_th));
+        let projected: Vec<Projected> = self
+            .device
+            .map(chunks, |_, chunk| block.project(&self.num, &chunk.part.spans, &mut chunk.x));
         for (chunk, own) in chunks.iter().zip(&projected) {
-            own.store(pages, view, &chunk.spans, &tables(chunk));
-            watch.written(at.layer, chunk, || Some(extremes(own, &chunk.spans, view)));
+            own.store(pages, view, &chunk.part.spans, chunk.tables(group));
+            watch.written(at.layer, chunk, || Some(extremes(own, &chunk.part.spans, view)));
         }
         let (pages, watched) = (&*pages, watch.observe.is_some());
         self.device.map(chunks, |i, chunk| {
-            let contexts = Contexts::load(pages, view, &chunk.spans, &tables(chunk));
-            let x_th = &mut chunk.x_th;
-            block.mix_attention(&self.num, &chunk.spans, &projected[i], &contexts, x_th);
+            let spans = &chunk.part.spans;
+            let contexts = Contexts::load(pages, view, spans, chunk.tables(group));
+            block.mix_attention(&self.num, spans, &projected[i], &contexts, &mut chunk.x);
             chunk.feed_forward(&self.num, block, watched);
         });
     }
 
-    /// Cuts rows into as many chunks as the device works on at once, as even in tokens as whole
-    /// rows allow, and embeds their tokens. Invariant numbers do not depend on it.
-    fn cut(&self, batch: &StepBatch, rows: Range<usize>) -> Vec<Chunk> {
+    /// Cuts rows into as many parts as the device works on at once, as even in tokens as whole rows
+    /// allow. Invariant numbers do not depend on it.
+    fn cut(
+        &self,
+        sheet: &mut Sheet,
+        batch: &StepBatch,
+        rows: Range<usize>,
+        longest: u32,
+    ) -> Vec<Part> {
         let tokens: usize = rows.clone().map(|row| batch.span(row).len).sum();
         let share = tokens.div_ceil(self.device.parallelism());
         let mut parts: Vec<(Range<usize>, Vec<Span>)> = Vec::new();
@@ -263,29 +347,42 @@ impl Runner {
             rows.end = row + 1;
             spans.push(Span { start: len(spans), ..batch.span(row) });
         }
-        let chunk = |(rows, spans): (Range<usize>, Vec<Span>)| {
+        let part = |(rows, spans): (Range<usize>, Vec<Span>)| {
             let first = batch.span(rows.start).start;
-            let tokens = &batch.tokens[first..first + len(&spans)];
-            let x_th = self.model.root.embed(tokens);
-            Chunk { rows, spans: Spans::new(&self.device, spans), x_th, middle: None }
+            let tokens = batch.tokens[first..first + len(&spans)].to_vec();
+            let groups = (0..).map(GroupId::new).zip(&self.groups);
+            let groups = groups.map(|(group, holds)| match holds {
+                Holds::State => {
+                    let rows = rows.clone().map(|row| state_row(batch, row, group)).collect();
+                    Blocks::State(StateRows::on(sheet, rows))
+                }
+                Holds::KeyValue { block_tokens } => {
+                    let tables = rows.clone().map(|row| batch.blocks(row, group));
+                    let tables = Tables::on(sheet, *block_tokens, &spans, tables, longest);
+                    Blocks::KeyValue(tables)
+                }
+            });
+            let groups = groups.collect();
+            let tokens = Tokens::on(sheet, tokens);
+            Part { rows, tokens, spans: Spans::on(sheet, spans), groups }
         };
-        parts.into_iter().map(chunk).collect()
+        parts.into_iter().map(part).collect()
     }
 
     /// See [`Fault::LayerUlp`].
-    fn bump_first_request(&self, batch: &StepBatch, decodes: &mut [Chunk]) {
+    fn bump_first_request(&self, batch: &StepBatch, decodes: &mut [Chunk<'_>]) {
         for chunk in decodes {
-            let rows = chunk.rows.clone().zip(chunk.spans.iter());
+            let rows = chunk.part.rows.clone().zip(chunk.part.spans.iter());
             for (_, span) in rows.filter(|&(row, _)| is_first_request(batch, row)) {
                 let element = span.start * self.hidden();
-                bump_ulp(&mut chunk.x_th, element, self.num.residual_dtype);
+                bump_ulp(chunk.x.settle(&self.num), element, self.num.residual_dtype);
             }
         }
     }
 }
 
-fn is_decode(batch: &StepBatch, chunk: &Chunk) -> bool {
-    chunk.rows.start < batch.num_decodes
+fn is_decode(batch: &StepBatch, chunk: &Chunk<'_>) -> bool {
+    chunk.part.rows.start < batch.num_decodes
 }
 
 /// See [`Fault::DecodeUpdateDiffers`].
@@ -306,16 +403,26 @@ struct At<'a> {
 }
 
 /// Tells an observer, if there is one, what it sees. Without one nothing is copied or looked at.
-struct Watch<'a> {
+struct Watch<'n, 'a> {
+    num: &'n Numerics,
     observe: Option<Observer<'a>>,
     /// The next one.
     part: usize,
 }
 
-impl Watch<'_> {
-    fn stream<'x>(&mut self, chunks: impl Iterator<Item = &'x Array>) {
+impl Watch<'_, '_> {
+    fn stream(&mut self, chunks: &mut [Chunk<'_>]) {
         let Some(observe) = &mut self.observe else { return };
-        for x_th in chunks {
+        for chunk in chunks {
+            let x_th = chunk.x.settle(self.num);
+            observe(Seen::Stream { part: self.part, x_th: &x_th.on_host() });
+        }
+        self.part += 1;
+    }
+
+    fn middle(&mut self, chunks: &[Chunk<'_>]) {
+        let Some(observe) = &mut self.observe else { return };
+        for x_th in chunks.iter().filter_map(|chunk| chunk.middle.as_ref()) {
             observe(Seen::Stream { part: self.part, x_th: &x_th.on_host() });
         }
         self.part += 1;
@@ -324,11 +431,11 @@ impl Watch<'_> {
     fn written(
         &mut self,
         layer: usize,
-        chunk: &Chunk,
+        chunk: &Chunk<'_>,
         extremes: impl FnOnce() -> Option<Vec<Extremes>>,
     ) {
         let Some(observe) = &mut self.observe else { return };
-        for (row, extremes) in chunk.rows.clone().zip(extremes().unwrap_or_default()) {
+        for (row, extremes) in chunk.part.rows.clone().zip(extremes().unwrap_or_default()) {
             observe(Seen::Written { layer, row, extremes });
         }
     }

@@ -11,7 +11,7 @@ use super::unit::TensorSpec;
 use super::{AttentionShape, HfConfig, Numerics, Spans};
 use crate::ops::array::{Array, SliceMut};
 use crate::ops::attention::{Contexts, Heads, Projected};
-use crate::ops::gemm::{Into, Projection};
+use crate::ops::gemm::{Into, Joined, Projection};
 use crate::ops::rope::{Rope, Turns};
 use crate::ops::weights::{Part, Purpose};
 
@@ -19,9 +19,8 @@ use crate::ops::weights::{Part, Purpose};
 #[derive(Clone, Debug)]
 pub struct Attention {
     heads: Heads,
-    q_proj: Projection,
-    k_proj: Projection,
-    v_proj: Projection,
+    /// To q, k and v.
+    qkv: Joined<3>,
     o_proj: Projection,
     /// Over each head of q and of k.
     norms: Option<Norms>,
@@ -81,15 +80,21 @@ impl Attention {
         let (h, width) = (config.hidden_size, shape.head_dim);
         let heads = Heads { query: shape.heads, key_value: shape.kv_heads, width };
         let mut next = || parts.next().expect("the unit's tensors are in this order");
-        let mut linear = |inner, bias: bool| {
+        let mut linear = |bias: bool| {
             let w = next();
-            Projection::new(w, if bias { next() } else { w.none() }, inner, purpose)
+            (w, if bias { next() } else { w.none() })
         };
-        let [q_proj, k_proj, v_proj] = [(); 3].map(|()| linear(h, shape.qkv_bias));
-        let o_proj = linear(heads.query_row(), shape.o_bias);
+        let qkv = Joined::new([(); 3].map(|()| linear(shape.qkv_bias)), h, purpose);
+        let (w, bias) = linear(shape.o_bias);
+        let o_proj = Projection::new(w, bias, heads.query_row(), purpose);
         let norms = shape.qk_norm.then(|| Norms { q_e: next().to_array(), k_e: next().to_array() });
         let rope = shape.rope.map(|rope| Rope::new(rope.theta, width, rope.llama3));
-        Self { heads, q_proj, k_proj, v_proj, o_proj, norms, rope, shape }
+        Self { heads, qkv, o_proj, norms, rope, shape }
+    }
+
+    /// Whether q and k are turned by their positions.
+    pub(super) fn turns(&self) -> bool {
+        self.rope.is_some()
     }
 
     /// From the normed rows u[T, H].
@@ -104,11 +109,8 @@ impl Attention {
         spans: &Spans,
         u_th: &Array,
     ) -> (Option<[Array; 2]>, Projected) {
-        let mut rows = Projected {
-            q: self.q_proj.forward(u_th, num.dtype),
-            k: self.k_proj.forward(u_th, num.dtype),
-            v: self.v_proj.forward(u_th, num.dtype),
-        };
+        let [q, k, v] = self.qkv.forward(u_th, num.dtype);
+        let mut rows = Projected { q, k, v };
         let raw = self.norms.as_ref().map(|norms| {
             let (q, k) = (
                 rows.q.rms_norm(&norms.q_e, num.eps, num.dtype),
@@ -175,8 +177,8 @@ impl Attention {
             true => parts.next().expect("the unit's tensors are in this order"),
             false => SliceMut::none(),
         };
-        let linears = [&self.q_proj, &self.k_proj, &self.v_proj];
-        let grads = linears.map(|_| (next(true), next(self.shape.qkv_bias)));
+        let linears = self.qkv.each();
+        let grads = [(); 3].map(|()| (next(true), next(self.shape.qkv_bias)));
         self.o_proj.weight_gradient(dout_th, &acts.mixed, next(true));
         self.o_proj.bias_gradient(dout_th, next(self.shape.o_bias));
         if let (Some(norms), Some([raw_q, raw_k])) = (&self.norms, &acts.raw) {
@@ -187,7 +189,7 @@ impl Attention {
             }
         }
         let mut du_th = u_th.zeros_like();
-        for ((linear, dy), (dw, dbias)) in linears.into_iter().zip([&d.q, &d.k, &d.v]).zip(grads) {
+        for ((linear, dy), (dw, dbias)) in linears.iter().zip([&d.q, &d.k, &d.v]).zip(grads) {
             linear.input_gradient(dy, Into::Add, &mut du_th);
             linear.weight_gradient(dy, u_th, dw);
             linear.bias_gradient(dy, dbias);

@@ -12,7 +12,7 @@ use super::mamba::{self, Mamba};
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe};
 use super::unit::{TensorSpec, UnitSpec};
-use super::{FeedForwardKind, HfConfig, LayerKind, MixerKind, Numerics, Spans};
+use super::{FeedForwardKind, HfConfig, LayerKind, MixerKind, Numerics, Residual, Spans};
 use crate::ops::array::{Array, SliceMut};
 use crate::ops::attention::{Contexts, Projected};
 use crate::ops::routing::Choice;
@@ -127,36 +127,36 @@ impl Block {
         }
     }
 
-    /// Whole sequences from nothing, x[T, H] in place: the trainer's forward.
-    pub fn forward(&self, num: &Numerics, spans: &Spans, x_th: &mut Array) {
-        self.mix(num, spans, x_th);
-        self.feed_forward(num, x_th);
+    /// Whole sequences from nothing: the trainer's forward.
+    pub fn forward(&self, num: &Numerics, spans: &Spans, x: &mut Residual) {
+        self.mix(num, spans, x);
+        self.feed_forward(num, x);
     }
 
-    /// The first half of [`Self::forward`]: the mixer and its residual sum.
-    pub fn mix(&self, num: &Numerics, spans: &Spans, x_th: &mut Array) {
+    /// The first half of [`Self::forward`]: the mixer.
+    pub fn mix(&self, num: &Numerics, spans: &Spans, x: &mut Residual) {
         match &self.mixer {
             Mixer::Mamba(mamba) => {
-                let mut states = mamba.fresh_states(&x_th.device(), spans.len());
-                self.mix_mamba(num, spans, &mut states, x_th);
+                let mut states = mamba.fresh_states(&self.input_norm_h.device(), spans.len());
+                self.mix_mamba(num, spans, &mut states, x);
             }
             Mixer::Attention(_) => {
-                let rows = self.project(num, spans, x_th);
-                self.mix_attention(num, spans, &rows, &Contexts::Own, x_th);
+                let rows = self.project(num, spans, x);
+                self.mix_attention(num, spans, &rows, &Contexts::Own, x);
             }
         }
     }
 
     /// The mixer of a Mamba layer over rows that go on from `states`, which advance.
-    pub fn mix_mamba(&self, num: &Numerics, spans: &Spans, states: &mut States, x_th: &mut Array) {
-        let u_th = norm(num, x_th, &self.input_norm_h);
-        add(num, x_th, &self.mamba().forward(num, &u_th, spans, states));
+    pub fn mix_mamba(&self, num: &Numerics, spans: &Spans, states: &mut States, x: &mut Residual) {
+        let u_th = x.norm(num, &self.input_norm_h);
+        x.add(num, self.mamba().forward(num, &u_th, spans, states));
     }
 
-    /// An attention layer's queries, keys and values; x[T, H] stays.
+    /// An attention layer's queries, keys and values.
     #[must_use]
-    pub fn project(&self, num: &Numerics, spans: &Spans, x_th: &Array) -> Projected {
-        self.attention().project(num, spans, &norm(num, x_th, &self.input_norm_h))
+    pub fn project(&self, num: &Numerics, spans: &Spans, x: &mut Residual) -> Projected {
+        self.attention().project(num, spans, &x.norm(num, &self.input_norm_h))
     }
 
     /// The rest of an attention layer's mixer, once each span's context is known.
@@ -166,9 +166,9 @@ impl Block {
         spans: &Spans,
         rows: &Projected,
         contexts: &Contexts,
-        x_th: &mut Array,
+        x: &mut Residual,
     ) {
-        add(num, x_th, &self.attention().attend(num, rows, spans, contexts));
+        x.add(num, self.attention().attend(num, rows, spans, contexts));
     }
 
     /// A mixer's forward over whole sequences: its output `[T, H]`, and what its backward needs.
@@ -186,6 +186,15 @@ impl Block {
         }
     }
 
+    /// Whether its passes are launches alone, with nothing computed on the host between them.
+    #[must_use]
+    pub fn is_launches_alone(&self) -> bool {
+        let routes =
+            matches!(&self.feed_forward, Some(FeedForward { experts: Experts::Many(_), .. }));
+        let turns = matches!(&self.mixer, Mixer::Attention(attention) if attention.turns());
+        !routes && !turns
+    }
+
     /// Whether [`Self::feed_forward`] does anything.
     #[must_use]
     pub fn has_feed_forward(&self) -> bool {
@@ -193,14 +202,14 @@ impl Block {
     }
 
     /// The second half of a layer, row by row, where the family has one.
-    pub fn feed_forward(&self, num: &Numerics, x_th: &mut Array) {
+    pub fn feed_forward(&self, num: &Numerics, x: &mut Residual) {
         let Some(FeedForward { norm_h, experts }) = &self.feed_forward else { return };
-        let u_th = norm(num, x_th, norm_h);
+        let u_th = x.norm(num, norm_h);
         let out_th = match experts {
             Experts::One(mlp) => mlp.forward(num, &u_th),
             Experts::Many(moe) => moe.forward(num, &u_th),
         };
-        add(num, x_th, &out_th);
+        x.add(num, out_th);
     }
 
     /// The router's logits `[T, E]` for whole sequences, from the layer's input; `None` for a layer

@@ -14,7 +14,7 @@ use super::unit::TensorSpec;
 use super::{HfConfig, MambaShape, Numerics, Spans};
 use crate::ops::array::{Array, Device, SliceMut};
 use crate::ops::conv::Convolution;
-use crate::ops::gemm::{Into, Projection};
+use crate::ops::gemm::{Into, Joined, Projection};
 use crate::ops::scan::{InputGradients, Inputs, SelectiveScan, Sums};
 use crate::ops::state::States;
 use crate::ops::weights::{Part, Purpose};
@@ -22,12 +22,11 @@ use crate::ops::weights::{Part, Purpose};
 /// The weights of one mixer, packed.
 #[derive(Clone, Debug)]
 pub struct Mamba {
-    in_x: Projection,
-    in_z: Projection,
+    /// To x and z.
+    in_proj: Joined<2>,
     conv: Convolution,
-    x_dt: Projection,
-    x_b: Projection,
-    x_c: Projection,
+    /// To dt, B and C.
+    x_proj: Joined<3>,
     dt_proj: Projection,
     /// Of dt, B and C.
     norms: Option<[Array; 3]>,
@@ -145,12 +144,9 @@ impl Mamba {
         let out_proj = next();
         let out_bias = if shape.proj_bias { next() } else { none };
         Self {
-            in_x: Projection::new(in_x, bias_x, h, purpose),
-            in_z: Projection::new(in_z, bias_z, h, purpose),
+            in_proj: Joined::new([(in_x, bias_x), (in_z, bias_z)], h, purpose),
             conv: Convolution::new(conv_w, conv_bias, d),
-            x_dt: Projection::new(x_dt, none, d, purpose),
-            x_b: Projection::new(x_b, none, d, purpose),
-            x_c: Projection::new(x_c, none, d, purpose),
+            x_proj: Joined::new([x_dt, x_b, x_c].map(|w| (w, w.none())), d, purpose),
             dt_proj: Projection::new(dt_proj, none, r, purpose),
             norms,
             scan: SelectiveScan::new(a_log, skip, dt_bias, purpose.arithmetic),
@@ -189,15 +185,13 @@ impl Mamba {
         spans: &Spans,
         states: &mut States,
     ) -> Activations {
-        let x_td = self.in_x.forward(u_th, num.dtype);
-        let z_td = self.in_z.forward(u_th, num.dtype);
+        let [x_td, z_td] = self.in_proj.forward(u_th, num.dtype);
         let conv_td = self.conv.forward(states, spans, &x_td, num.dtype);
-        let selected = [&self.x_dt, &self.x_b, &self.x_c].map(|w| w.forward(&conv_td, num.dtype));
+        let selected = self.x_proj.forward(&conv_td, num.dtype);
         let (raw, [dt_tr, b_tn, c_tn]) = match &self.norms {
             None => (None, selected),
             Some(norms) => {
-                let norm = |i: usize| selected[i].rms_norm(&norms[i], num.eps, num.dtype);
-                let normed = [norm(0), norm(1), norm(2)];
+                let normed = Array::rms_norm_three(&selected, norms, num.eps, num.dtype);
                 (Some(selected), normed)
             }
         };
@@ -232,7 +226,7 @@ impl Mamba {
         self.dt_proj.weight_gradient(&ddt_td, &acts.dt_tr, grads.dt_proj.reborrow());
         let dselected = self.backward_norms(num, acts, [ddt_tr, b_tn, c_tn], &mut grads);
         let mut rest = grads.x_proj;
-        for (linear, dy) in [&self.x_dt, &self.x_b, &self.x_c].into_iter().zip(&dselected) {
+        for (linear, dy) in self.x_proj.each().iter().zip(&dselected) {
             let (dproj, after) = rest.split_at(linear.outputs() * linear.inner());
             rest = after;
             linear.input_gradient(dy, Into::Add, &mut dconv_td);
@@ -269,16 +263,17 @@ impl Mamba {
         dz_td: &Array,
         (dw, dbias): (SliceMut<'_>, SliceMut<'_>),
     ) -> Array {
-        let (dw_x, dw_z) = dw.split_at(self.in_x.outputs() * self.in_x.inner());
-        self.in_x.weight_gradient(dx_td, u_th, dw_x);
-        self.in_z.weight_gradient(dz_td, u_th, dw_z);
+        let [in_x, in_z] = self.in_proj.each();
+        let (dw_x, dw_z) = dw.split_at(in_x.outputs() * in_x.inner());
+        in_x.weight_gradient(dx_td, u_th, dw_x);
+        in_z.weight_gradient(dz_td, u_th, dw_z);
         let half = dbias.len() / 2;
         let (dbias_x, dbias_z) = dbias.split_at(half);
-        self.in_x.bias_gradient(dx_td, dbias_x);
-        self.in_z.bias_gradient(dz_td, dbias_z);
+        in_x.bias_gradient(dx_td, dbias_x);
+        in_z.bias_gradient(dz_td, dbias_z);
         let mut du_th = u_th.zeros_like();
-        self.in_x.input_gradient(dx_td, Into::Overwrite, &mut du_th);
-        self.in_z.input_gradient(dz_td, Into::Add, &mut du_th);
+        in_x.input_gradient(dx_td, Into::Overwrite, &mut du_th);
+        in_z.input_gradient(dz_td, Into::Add, &mut du_th);
         du_th
     }
 }

@@ -7,14 +7,14 @@
 use super::unit::TensorSpec;
 use super::{HfConfig, Numerics};
 use crate::ops::array::{Array, SliceMut};
-use crate::ops::gemm::{Into, Projection};
+use crate::ops::gemm::{Into, Joined, Projection};
 use crate::ops::weights::{Part, Purpose};
 
 /// The weights, packed.
 #[derive(Clone, Debug)]
 pub struct Mlp {
-    gate_proj: Projection,
-    up_proj: Projection,
+    /// To gate and up.
+    gate_up: Joined<2>,
     down_proj: Projection,
 }
 
@@ -35,17 +35,17 @@ impl Mlp {
         purpose: Purpose,
     ) -> Self {
         let (h, f) = (config.hidden_size, config.feed_forward().intermediate_size);
-        let mut linear = |inner| {
-            let w = parts.next().expect("the unit's tensors are in this order");
-            Projection::new(w, w.none(), inner, purpose)
-        };
-        Self { gate_proj: linear(h), up_proj: linear(h), down_proj: linear(f) }
+        let mut next = || parts.next().expect("the unit's tensors are in this order");
+        let (gate, up, down) = (next(), next(), next());
+        Self {
+            gate_up: Joined::new([gate, up].map(|w| (w, w.none())), h, purpose),
+            down_proj: Projection::new(down, down.none(), f, purpose),
+        }
     }
 
     /// out[T, H] from the normed rows u[T, H].
     pub(super) fn forward(&self, num: &Numerics, u_th: &Array) -> Array {
-        let gate = self.gate_proj.forward(u_th, num.dtype);
-        let up = self.up_proj.forward(u_th, num.dtype);
+        let [gate, up] = self.gate_up.forward(u_th, num.dtype);
         self.down_proj.forward(&gate.swiglu(&up, num.dtype), num.dtype)
     }
 
@@ -57,19 +57,19 @@ impl Mlp {
         dout_th: &Array,
         parts: &mut impl Iterator<Item = SliceMut<'a>>,
     ) -> Array {
-        let gate = self.gate_proj.forward(u_th, num.dtype);
-        let up = self.up_proj.forward(u_th, num.dtype);
+        let [gate, up] = self.gate_up.forward(u_th, num.dtype);
         let act = gate.swiglu(&up, num.dtype);
         let mut dact = act.zeros_like();
         self.down_proj.input_gradient(dout_th, Into::Overwrite, &mut dact);
         let [dgate, dup] = gate.swiglu_backward(&up, &dact);
         let mut next = || parts.next().expect("the unit's tensors are in this order");
-        self.gate_proj.weight_gradient(&dgate, u_th, next());
-        self.up_proj.weight_gradient(&dup, u_th, next());
+        let [gate_proj, up_proj] = self.gate_up.each();
+        gate_proj.weight_gradient(&dgate, u_th, next());
+        up_proj.weight_gradient(&dup, u_th, next());
         self.down_proj.weight_gradient(dout_th, &act, next());
         let mut du_th = u_th.zeros_like();
-        self.gate_proj.input_gradient(&dgate, Into::Overwrite, &mut du_th);
-        self.up_proj.input_gradient(&dup, Into::Add, &mut du_th);
+        gate_proj.input_gradient(&dgate, Into::Overwrite, &mut du_th);
+        up_proj.input_gradient(&dup, Into::Add, &mut du_th);
         du_th
     }
 }

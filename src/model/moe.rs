@@ -87,6 +87,7 @@ impl Moe {
     /// out[T, H] from the normed rows u[T, H].
     pub(super) fn forward(&self, num: &Numerics, u_th: &Array) -> Array {
         let h = self.router.inner();
+        // Sums are f32 until the last expert has added its own.
         let mut out_th = u_th.zeros_like();
         for share in self.shares(u_th, &self.routes(num, u_th)) {
             let y = self.experts[share.expert].forward(num, &share.u);

@@ -8,7 +8,7 @@ use super::{HfConfig, Numerics};
 use crate::base::TokenId;
 use crate::config::Dtype;
 use crate::ops::array::{Array, Device, SliceMut};
-use crate::ops::embedding::Embedding;
+use crate::ops::embedding::{Embedding, Tokens};
 use crate::ops::gemm::{Into, Projection};
 use crate::ops::weights::{Purpose, Weights};
 
@@ -88,8 +88,8 @@ impl Root {
 
     /// x[T, H].
     #[must_use]
-    pub fn embed(&self, tokens: &[TokenId]) -> Array {
-        self.embedding.forward(self.hidden(), tokens)
+    pub fn embed(&self, num: &Numerics, tokens: &Tokens) -> Array {
+        self.embedding.forward(self.hidden(), tokens, num.residual_dtype)
     }
 
     /// The rows after the final norm, `[T, H]`.

@@ -1,4 +1,5 @@
-//! Arrays of f32 on a device: what every operation takes and gives.
+//! Arrays on a device: what every operation takes and gives. On the CPU they are f32, whatever they
+//! were rounded to; on a GPU they are of the dtype that they were rounded to.
 //!
 //! An operation is one function that matches on where its first array lies: the CPU's plain loops,
 //! or a launch. Arrays of two devices in one call are a programmer's error.
@@ -15,6 +16,8 @@ use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
 use super::cuda::{Floats, Gpu};
+#[cfg(feature = "cuda")]
+use crate::config::Dtype;
 
 /// Where arrays live and operations run.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +36,7 @@ pub struct MemoryUse {
     pub added: u64,
 }
 
-/// Consecutive f32 values on one device, row-major.
+/// Values on one device, row-major.
 #[derive(Clone, Debug)]
 pub enum Array {
     Cpu(Vec<f32>),
@@ -65,6 +68,17 @@ impl Device {
             Self::Cpu => rayon::current_num_threads(),
             #[cfg(feature = "cuda")]
             Self::Cuda(_) => 32,
+        }
+    }
+
+    /// Rows whose logits exist at once, a thread: 64 x 65,536 x 4 bytes are 16 MiB; a GPU has room
+    /// for more, and reads the head's weights less often.
+    #[must_use]
+    pub fn logit_rows(&self) -> usize {
+        match self {
+            Self::Cpu => 64,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => 1024,
         }
     }
 
@@ -145,7 +159,7 @@ impl Array {
         self.len() == 0
     }
 
-    /// Zeros of the same length on the same device.
+    /// f32 zeros of the same length on the same device.
     #[must_use]
     pub fn zeros_like(&self) -> Self {
         self.device().zeros(self.len())
@@ -259,8 +273,8 @@ impl Array {
             Self::Cpu(values) => values.iter_mut().zip(other.cpu()).for_each(|(x, y)| *x += y),
             #[cfg(feature = "cuda")]
             Self::Cuda(values) => {
-                let gpu = Arc::clone(values.gpu());
-                super::round::cuda::add_assign(&gpu, &mut values.view_mut(), &other.cuda().view());
+                assert_eq!(values.dtype(), Dtype::F32, "sums are f32");
+                super::round::cuda::add_rounded(values, other.cuda());
             }
         }
     }
@@ -284,11 +298,7 @@ impl Array {
                 Self::Cpu(rows.iter().flat_map(row).copied().collect())
             }
             #[cfg(feature = "cuda")]
-            Self::Cuda(values) => {
-                let gpu = values.gpu();
-                let rows = cuda::gather_rows(gpu, &values.view(), width, rows);
-                Self::Cuda(Floats::new(gpu, rows))
-            }
+            Self::Cuda(values) => Self::Cuda(cuda::gather_rows(values, width, rows)),
         }
     }
 
@@ -305,11 +315,7 @@ impl Array {
                 Self::Cpu(out)
             }
             #[cfg(feature = "cuda")]
-            Self::Cuda(values) => {
-                let gpu = values.gpu();
-                let out = cuda::scatter_rows(gpu, &values.view(), width, rows, count);
-                Self::Cuda(Floats::new(gpu, out))
-            }
+            Self::Cuda(values) => Self::Cuda(cuda::scatter_rows(values, width, rows, count)),
         }
     }
 

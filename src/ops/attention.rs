@@ -9,11 +9,10 @@
 pub mod cuda;
 
 use super::array::Array;
-use super::pages::{KeyValueView, Pages};
+use super::pages::{KeyValueView, Pages, Tables};
 use super::round::to_dtype;
 use super::simd::{dot, exp, sum_by, vectorized};
 use super::spans::Spans;
-use crate::base::BlockId;
 use crate::config::Dtype;
 
 /// Head counts and width.
@@ -199,31 +198,21 @@ pub enum Contexts {
     Cuda(cuda::Paged),
 }
 
-/// A row's block table in the layer's group.
-pub type Tables<'a> = Vec<&'a [BlockId]>;
-
 impl Projected {
     /// Writes each span's keys and values to its blocks.
-    pub fn store(
-        &self,
-        pages: &mut Pages,
-        view: &KeyValueView,
-        spans: &Spans,
-        tables: &Tables<'_>,
-    ) {
+    pub fn store(&self, pages: &mut Pages, view: &KeyValueView, spans: &Spans, tables: &Tables) {
         assert_eq!(spans.len(), tables.len(), "one block table a span");
         match (&self.k, &self.v) {
             (Array::Cpu(k), Array::Cpu(v)) => {
-                for (span, table) in spans.iter().zip(tables) {
+                for (row, span) in spans.iter().enumerate() {
                     let (at, start) = (span.floats(view.row), span.position.index());
-                    view.store(pages, table, start, &k[at.clone()], &v[at]);
+                    view.store(pages, tables.table(row), start, &k[at.clone()], &v[at]);
                 }
             }
             #[cfg(feature = "cuda")]
             (k, v) => {
-                let places = cuda::Paged::new(pages.cuda(), view, spans, tables);
-                let (gpu, k, v) = (k.cuda().gpu(), k.cuda().view(), v.cuda().view());
-                cuda::store(gpu, &places, spans.cuda(), &k, &v);
+                let places = cuda::Paged::new(pages.cuda(), view, tables);
+                cuda::store(&places, spans.cuda(), k.cuda(), v.cuda());
             }
         }
     }
@@ -231,10 +220,9 @@ impl Projected {
     /// The heads' output, `[T, Q·E]`: see [`forward`].
     #[must_use]
     pub fn attend(&self, heads: Heads, spans: &Spans, contexts: &Contexts, dtype: Dtype) -> Array {
-        let mut mixed = self.q.zeros_like();
         match &self.q {
             Array::Cpu(q) => {
-                let mixed = mixed.cpu_mut();
+                let mut mixed = vec![0.0; q.len()];
                 for (i, span) in spans.iter().enumerate() {
                     let (wide, narrow) =
                         (span.floats(heads.query_row()), span.floats(heads.key_value_row()));
@@ -246,23 +234,19 @@ impl Projected {
                     };
                     forward(heads, &q[wide.clone()], k, v, dtype, &mut mixed[wide]);
                 }
+                Array::Cpu(mixed)
             }
             #[cfg(feature = "cuda")]
             Array::Cuda(q) => {
-                let (gpu, spans, mut mixed) = (q.gpu(), spans.cuda(), mixed.cuda_mut().view_mut());
-                match contexts {
-                    Contexts::Own => {
-                        cuda::forward(gpu, heads, &self.rows(), spans, dtype, &mut mixed);
-                    }
-                    Contexts::Cuda(places) => {
-                        let q = q.view();
-                        cuda::forward_paged(gpu, heads, &q, places, spans, dtype, &mut mixed);
-                    }
+                assert_eq!(q.dtype(), dtype, "heads attend in their own dtype");
+                let seen = match contexts {
+                    Contexts::Own => cuda::Seen::Own { k: self.k.cuda(), v: self.v.cuda() },
+                    Contexts::Cuda(places) => cuda::Seen::Paged(places),
                     Contexts::Cpu(_) => panic!("a context of another device"),
-                }
+                };
+                Array::Cuda(cuda::forward(heads, q, seen, spans.cuda()))
             }
         }
-        mixed
     }
 
     /// The gradients by the rows of whole sequences, from that by the heads' output.
@@ -292,35 +276,31 @@ impl Projected {
                     v: v.cuda_mut().view_mut(),
                 };
                 let (gpu, spans, dmixed) = (dmixed.gpu(), spans.cuda(), dmixed.view());
-                cuda::backward(gpu, heads, &self.rows(), spans, &dmixed, &mut gradients);
+                let [q, k, v] = [&self.q, &self.k, &self.v].map(|rows| rows.cuda().widened());
+                let rows = cuda::Rows { q: q.view(), k: k.view(), v: v.view() };
+                cuda::backward(gpu, heads, &rows, spans, &dmixed, &mut gradients);
             }
         }
         Self { q, k, v }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn rows(&self) -> cuda::Rows<'_> {
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(|rows| rows.cuda().view());
-        cuda::Rows { q, k, v }
     }
 }
 
 impl Contexts {
     /// Each span's context in a layer's pages, its own rows included, which are stored already.
     #[must_use]
-    pub fn load(pages: &Pages, view: &KeyValueView, spans: &Spans, tables: &Tables<'_>) -> Self {
+    pub fn load(pages: &Pages, view: &KeyValueView, spans: &Spans, tables: &Tables) -> Self {
         assert_eq!(spans.len(), tables.len(), "one block table a span");
         #[cfg(feature = "cuda")]
         if let Pages::Cuda(pages) = pages {
-            return Self::Cuda(cuda::Paged::new(pages, view, spans, tables));
+            return Self::Cuda(cuda::Paged::new(pages, view, tables));
         }
-        let gather = |(span, table): (&super::spans::Span, &&[BlockId])| {
+        let gather = |(row, span): (usize, &super::spans::Span)| {
             let seen = span.positions().end;
             let (mut k, mut v) = (vec![0.0; seen * view.row], vec![0.0; seen * view.row]);
-            view.gather(pages, table, &mut k, &mut v);
+            view.gather(pages, tables.table(row), &mut k, &mut v);
             (k, v)
         };
-        Self::Cpu(spans.iter().zip(tables).map(gather).collect())
+        Self::Cpu(spans.iter().enumerate().map(gather).collect())
     }
 }
 

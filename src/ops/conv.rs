@@ -166,23 +166,22 @@ impl Convolution {
     #[must_use]
     pub fn forward(&self, states: &mut States, spans: &Spans, x: &Array, dtype: Dtype) -> Array {
         assert_eq!(spans.len(), states.len(), "one state a sequence");
-        let mut y = x.zeros_like();
         match self {
             Self::Cpu(conv) => {
-                let (x, y) = (x.cpu(), y.cpu_mut());
+                let (x, mut y) = (x.cpu(), vec![0.0; x.len()]);
                 for (span, state) in spans.iter().zip(states.cpu_mut()) {
                     let rows = span.floats(conv.channels);
                     conv.forward(&mut state.conv, &x[rows.clone()], dtype, &mut y[rows]);
                 }
+                Array::Cpu(y)
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(conv) => {
-                let (x, weights, mut y) = (x.cuda(), conv.weights(), y.cuda_mut().view_mut());
-                let (spans, states) = (spans.cuda(), states.cuda());
-                cuda::forward(x.gpu(), &weights, &x.view(), spans, states, dtype, &mut y);
+                let x = x.cuda();
+                assert_eq!(x.dtype(), dtype, "rows are convolved in their own dtype");
+                Array::Cuda(cuda::forward(&conv.weights(), x, spans.cuda(), states.cuda()))
             }
         }
-        y
     }
 
     /// For sequences from their start: returns dx[T, D], adds to the weight's gradient and, where
@@ -222,8 +221,8 @@ impl Convolution {
                     w_dk: dw_dk.cuda().slice_mut(..),
                     bias_d,
                 };
-                let (weights, spans) = (conv.weights(), spans.cuda());
-                cuda::backward(x.gpu(), &weights, &x.view(), spans, &dy, &mut gradients);
+                let (weights, spans, wide) = (conv.weights(), spans.cuda(), x.widened());
+                cuda::backward(x.gpu(), &weights, &wide.view(), spans, &dy, &mut gradients);
             }
         }
         dx

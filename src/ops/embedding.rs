@@ -5,13 +5,56 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
-use super::array::{Array, SliceMut};
+use std::ops::Deref;
+
+use super::array::{Array, Device, SliceMut};
 #[cfg(feature = "cuda")]
-use super::cuda::Floats;
+use super::sheet::Numbers;
+use super::sheet::Sheet;
 #[cfg(feature = "cuda")]
 use super::weights::cuda::Bytes;
 use super::weights::Part;
 use crate::base::TokenId;
+use crate::config::Dtype;
+
+/// Tokens of packed rows, where their embeddings are looked up.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    list: Vec<TokenId>,
+    /// The same for kernels.
+    #[cfg(feature = "cuda")]
+    numbers: Numbers,
+}
+
+impl Tokens {
+    #[must_use]
+    pub fn on(sheet: &mut Sheet, list: Vec<TokenId>) -> Self {
+        #[cfg(not(feature = "cuda"))]
+        let _ = sheet;
+        Self {
+            #[cfg(feature = "cuda")]
+            numbers: sheet.list(list.iter().map(|token| token.get())),
+            list,
+        }
+    }
+
+    /// The same on a sheet of their own.
+    #[must_use]
+    pub fn new(device: &Device, list: Vec<TokenId>) -> Self {
+        let mut sheet = Sheet::new(device);
+        let tokens = Self::on(&mut sheet, list);
+        sheet.send(None);
+        tokens
+    }
+}
+
+impl Deref for Tokens {
+    type Target = [TokenId];
+
+    fn deref(&self) -> &[TokenId] {
+        &self.list
+    }
+}
 
 /// The embedding `[V, H]` on its device.
 #[derive(Clone, Debug)]
@@ -31,9 +74,11 @@ impl Embedding {
         }
     }
 
-    /// x[T, H], `width` being H.
+    /// x[T, H], `width` being H, in `dtype`, which is the table's or wider.
     #[must_use]
-    pub fn forward(&self, width: usize, tokens: &[TokenId]) -> Array {
+    pub fn forward(&self, width: usize, tokens: &Tokens, dtype: Dtype) -> Array {
+        #[cfg(not(feature = "cuda"))]
+        let _ = dtype;
         match self {
             Self::Cpu(table_vh) => {
                 let row = |token: &TokenId| &table_vh[token.index() * width..][..width];
@@ -41,9 +86,10 @@ impl Embedding {
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(table_vh) => {
-                let gpu = table_vh.gpu();
-                let (bytes, dtype) = (table_vh.view(), table_vh.dtype());
-                Array::Cuda(Floats::new(gpu, cuda::forward(gpu, &bytes, dtype, width, tokens)))
+                let vocabulary = table_vh.len() / width;
+                let outside = tokens.iter().find(|token| token.index() >= vocabulary);
+                assert!(outside.is_none(), "token {outside:?} of {vocabulary}");
+                Array::Cuda(cuda::forward(table_vh, width, &tokens.numbers, dtype))
             }
         }
     }

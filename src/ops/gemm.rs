@@ -10,7 +10,7 @@ pub mod cuda;
 pub mod library;
 mod projection;
 
-pub use projection::Projection;
+pub use projection::{Joined, Projection};
 
 use super::round::slice_to_dtype;
 use super::simd::vectorized;

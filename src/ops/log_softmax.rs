@@ -11,6 +11,8 @@ use super::array::Array;
 use super::cuda::Floats;
 use super::simd::{exp, ln, sum_by, vectorized};
 use crate::base::TokenId;
+#[cfg(feature = "cuda")]
+use crate::config::Dtype;
 
 /// Vocabulary entries of one tile.
 pub(super) const TILE: usize = 1024;
@@ -97,7 +99,7 @@ pub fn backward_rows(
         #[cfg(feature = "cuda")]
         Array::Cuda(logits) => {
             let gpu = logits.gpu();
-            let mut dlogits = Floats::uninit(gpu, logits.len());
+            let mut dlogits = Floats::uninit(gpu, logits.len(), Dtype::F32);
             let (logits, out) = (logits.view(), &mut dlogits.view_mut());
             cuda::backward(gpu, &logits, vocab, targets, upstream, temperature, out);
             Array::Cuda(dlogits)

@@ -18,12 +18,14 @@ pub mod extremes;
 pub mod gemm;
 pub mod log_softmax;
 pub mod pages;
+pub mod recording;
 pub mod rms_norm;
 pub mod rope;
 pub mod round;
 pub mod routing;
 pub mod sampling;
 pub mod scan;
+pub mod sheet;
 // The vector units that this CPU has are known only at run time, and calling code compiled for them
 // is what the language calls unsafe.
 #[allow(unsafe_code)]

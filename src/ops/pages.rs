@@ -7,6 +7,9 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod tables;
+
+pub use tables::Tables;
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -62,16 +62,60 @@ impl Array {
     /// Each row of `w`'s width, normed: see [`forward`].
     #[must_use]
     pub fn rms_norm(&self, w_h: &Self, eps: f32, dtype: Dtype) -> Self {
-        let mut y_th = self.zeros_like();
         match self {
-            Self::Cpu(x_th) => forward(x_th, w_h.cpu(), eps, dtype, y_th.cpu_mut()),
+            Self::Cpu(x_th) => {
+                let mut y_th = vec![0.0; x_th.len()];
+                forward(x_th, w_h.cpu(), eps, dtype, &mut y_th);
+                Self::Cpu(y_th)
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(x_th) => Self::Cuda(cuda::forward(x_th, None, w_h.cuda(), eps, dtype)),
+        }
+    }
+
+    /// The residual sum self = round(self + delta), then each row normed: the same numbers as by
+    /// [`Self::add_rounded`] and [`Self::rms_norm`], in one pass over memory where that pays.
+    #[must_use]
+    pub fn add_and_norm(
+        &mut self,
+        delta_th: &Self,
+        residual_dtype: Dtype,
+        w_h: &Self,
+        eps: f32,
+        dtype: Dtype,
+    ) -> Self {
+        match self {
+            Self::Cpu(_) => {
+                self.add_rounded(delta_th, residual_dtype);
+                self.rms_norm(w_h, eps, dtype)
+            }
             #[cfg(feature = "cuda")]
             Self::Cuda(x_th) => {
-                let (w_h, mut y_th) = (w_h.cuda().view(), y_th.cuda_mut().view_mut());
-                cuda::forward(x_th.gpu(), &x_th.view(), &w_h, eps, dtype, &mut y_th);
+                assert_eq!(x_th.dtype(), residual_dtype, "the residual stream has one dtype");
+                let delta_th = Some(delta_th.cuda());
+                Self::Cuda(cuda::forward(x_th, delta_th, w_h.cuda(), eps, dtype))
             }
         }
-        y_th
+    }
+
+    /// Three narrow arrays of the same rows, each normed by its own weights.
+    #[must_use]
+    pub fn rms_norm_three(x: &[Self; 3], w: &[Self; 3], eps: f32, dtype: Dtype) -> [Self; 3] {
+        match x {
+            [Self::Cpu(_), ..] => {
+                let norm = |i: usize| x[i].rms_norm(&w[i], eps, dtype);
+                [norm(0), norm(1), norm(2)]
+            }
+            #[cfg(feature = "cuda")]
+            _ => {
+                let normed = cuda::forward_three(
+                    x.each_ref().map(Self::cuda),
+                    w.each_ref().map(Self::cuda),
+                    eps,
+                );
+                normed.map(Self::Cuda)
+            }
+        }
     }
 
     /// Of [`Self::rms_norm`] at this input: adds to `dx_th` and to `dw_h`; see [`backward`].
@@ -90,8 +134,9 @@ impl Array {
             #[cfg(feature = "cuda")]
             Self::Cuda(x_th) => {
                 let (w_h, dy_th) = (w_h.cuda().view(), dy_th.cuda().view());
-                let (x, mut dx_th) = (x_th.view(), dx_th.cuda_mut().view_mut());
-                cuda::backward(x_th.gpu(), &x, &w_h, eps, &dy_th, &mut dx_th, dw_h.cuda());
+                let (x, mut dx_th) = (x_th.widened(), dx_th.cuda_mut().view_mut());
+                let dw_h = dw_h.cuda();
+                cuda::backward(x_th.gpu(), &x.view(), &w_h, eps, &dy_th, &mut dx_th, dw_h);
             }
         }
     }

@@ -135,7 +135,8 @@ impl Array {
             Self::Cuda(x) => {
                 let gpu = Arc::clone(x.gpu());
                 let turns = cuda::Turns::upload(&gpu, turns, 2 * rope.frequencies.len());
-                cuda::forward(&gpu, &turns, &mut x.view_mut(), dtype);
+                assert_eq!(x.dtype(), dtype, "rows are turned in their own dtype");
+                cuda::forward(&turns, x);
             }
         }
     }

@@ -6,9 +6,6 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
-#[cfg(feature = "cuda")]
-use std::sync::Arc;
-
 use super::array::Array;
 use super::simd::vectorized;
 use crate::config::Dtype;
@@ -47,10 +44,9 @@ impl Array {
         match self {
             Self::Cpu(xs) => slice_to_dtype(xs, dtype),
             #[cfg(feature = "cuda")]
-            Self::Cuda(xs) => {
-                let gpu = Arc::clone(xs.gpu());
-                cuda::round_to(&gpu, &mut xs.view_mut(), dtype);
-            }
+            Self::Cuda(xs) if xs.dtype() == dtype => {}
+            #[cfg(feature = "cuda")]
+            Self::Cuda(xs) => *xs = xs.rounded_to(dtype),
         }
     }
 
@@ -63,8 +59,8 @@ impl Array {
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(xs) => {
-                let gpu = Arc::clone(xs.gpu());
-                cuda::add_rounded(&gpu, &mut xs.view_mut(), &y.cuda().view(), dtype);
+                assert_eq!(xs.dtype(), dtype, "a sum is rounded to its own dtype");
+                cuda::add_rounded(xs, y.cuda());
             }
         }
     }

@@ -146,9 +146,8 @@ impl Array {
             #[cfg(feature = "cuda")]
             Self::Cuda(sums) => {
                 let gpu = Arc::clone(sums.gpu());
-                let from = from.cuda().view();
                 let places = (rows, weights);
-                cuda::add_weighted_rows(&gpu, &mut sums.view_mut(), width, places, &from);
+                cuda::add_weighted_rows(&gpu, &mut sums.view_mut(), width, places, from.cuda());
             }
         }
     }
@@ -182,8 +181,8 @@ impl Array {
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(values) => {
-                let (gpu, other) = (values.gpu(), other.cuda().view());
-                cuda::row_dots(gpu, &values.view(), width, &other)
+                let (wide, other) = (values.widened(), other.cuda().widened());
+                cuda::row_dots(values.gpu(), &wide.view(), width, &other.view())
             }
         }
     }

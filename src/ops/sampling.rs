@@ -7,8 +7,13 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
-use super::array::Array;
+use std::ops::Deref;
+
+use super::array::{Array, Device};
 use super::log_softmax::{Normaliser, TILE};
+#[cfg(feature = "cuda")]
+use super::sheet::Numbers;
+use super::sheet::Sheet;
 use super::simd::{exp, vectorized, LANES};
 use crate::base::{Contract, LogProb, TokenId};
 
@@ -201,25 +206,91 @@ impl Sampler {
     }
 }
 
+/// A number in [0, 1) for each row that is sampled from.
+#[derive(Clone, Debug)]
+pub struct Noises {
+    list: Vec<f64>,
+    /// The same for kernels, two words each.
+    #[cfg(feature = "cuda")]
+    numbers: Numbers,
+}
+
+impl Noises {
+    #[must_use]
+    pub fn on(sheet: &mut Sheet, list: Vec<f64>) -> Self {
+        let outside = list.iter().find(|noise| !(0.0..1.0).contains(*noise));
+        assert!(outside.is_none(), "noise of {outside:?} is not in [0, 1)");
+        #[cfg(not(feature = "cuda"))]
+        let _ = sheet;
+        Self {
+            #[cfg(feature = "cuda")]
+            numbers: {
+                let words = |noise: &f64| [noise.to_bits() as u32, (noise.to_bits() >> 32) as u32];
+                sheet.list_within(2 * list.len(), list.iter().flat_map(words))
+            },
+            list,
+        }
+    }
+
+    /// The same on a sheet of their own.
+    #[must_use]
+    pub fn new(device: &Device, list: Vec<f64>) -> Self {
+        let mut sheet = Sheet::new(device);
+        let noises = Self::on(&mut sheet, list);
+        sheet.send(None);
+        noises
+    }
+
+    #[cfg(feature = "cuda")]
+    fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+}
+
+impl Deref for Noises {
+    type Target = [f64];
+
+    fn deref(&self) -> &[f64] {
+        &self.list
+    }
+}
+
+/// Tokens that are drawn, or will be once a device has done what is queued.
+#[derive(Debug)]
+pub enum Drawn {
+    Done(Vec<(TokenId, LogProb)>),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Picks),
+}
+
+impl Drawn {
+    /// Waits for them. Where a recording draws, what its last play has drawn.
+    #[must_use]
+    pub fn read(&self) -> Vec<(TokenId, LogProb)> {
+        match self {
+            Self::Done(drawn) => drawn.clone(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(picks) => picks.read(),
+        }
+    }
+}
+
 /// A token for each row of logits[R, V], the one that its noise picks, and its log-probability.
 #[must_use]
-pub fn sample_rows(
-    logits_rv: &Array,
-    vocab: usize,
-    noise: &[f64],
-    contract: &Contract,
-) -> Vec<(TokenId, LogProb)> {
+pub fn sample_rows(logits_rv: &Array, vocab: usize, noise: &Noises, contract: &Contract) -> Drawn {
     assert_eq!(logits_rv.len(), noise.len() * vocab, "one number a row of logits");
     match logits_rv {
         Array::Cpu(logits_rv) => {
             let mut sampler = Sampler::default();
-            let each = logits_rv.chunks_exact(vocab).zip(noise);
-            each.map(|(row, &noise)| sampler.sample(row, noise, contract)).collect()
+            let each = logits_rv.chunks_exact(vocab).zip(noise.iter());
+            Drawn::Done(each.map(|(row, &noise)| sampler.sample(row, noise, contract)).collect())
         }
         #[cfg(feature = "cuda")]
-        Array::Cuda(logits_rv) => {
-            cuda::sample_rows(logits_rv.gpu(), &logits_rv.view(), vocab, noise, contract)
+        Array::Cuda(logits_rv) if contract.has_filters() => {
+            Drawn::Done(cuda::sample_rows_on_host(logits_rv, vocab, noise, contract))
         }
+        #[cfg(feature = "cuda")]
+        Array::Cuda(logits_rv) => Drawn::Cuda(cuda::sample_rows(logits_rv, vocab, noise, contract)),
     }
 }
 

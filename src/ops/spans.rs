@@ -1,12 +1,11 @@
 //! Which packed rows belong to which sequence.
 
 use std::ops::{Deref, Range};
-#[cfg(feature = "cuda")]
-use std::sync::Arc;
 
 use super::array::Device;
 #[cfg(feature = "cuda")]
 use super::cuda;
+use super::sheet::Sheet;
 use crate::base::Position;
 
 /// The rows of one sequence in a chunk of packed rows.
@@ -32,43 +31,49 @@ impl Span {
     }
 }
 
-/// The spans of one chunk, uploaded once a forward where the device is not the host.
+/// The spans of one chunk.
 #[derive(Clone, Debug)]
 pub struct Spans {
     list: Vec<Span>,
     /// The same for kernels.
     #[cfg(feature = "cuda")]
-    device: Option<Arc<cuda::Spans>>,
+    device: cuda::Spans,
 }
 
 impl Spans {
     /// Adjacent spans from row 0, in order.
     #[must_use]
-    pub fn new(device: &Device, list: Vec<Span>) -> Self {
+    pub fn on(sheet: &mut Sheet, list: Vec<Span>) -> Self {
+        #[cfg(not(feature = "cuda"))]
+        let _ = sheet;
         let mut end = 0;
         for span in &list {
             assert_eq!(span.start, end, "spans are packed");
             end += span.len;
         }
-        match device {
-            Device::Cpu => Self {
-                list,
-                #[cfg(feature = "cuda")]
-                device: None,
-            },
+        Self {
             #[cfg(feature = "cuda")]
-            Device::Cuda(gpu) => {
+            device: {
                 let rows = list.iter().map(|span| (span.start, span.len, span.position.index()));
-                let device = Some(Arc::new(cuda::Spans::upload(gpu, rows)));
-                Self { list, device }
-            }
+                cuda::Spans::on(sheet, rows)
+            },
+            list,
         }
+    }
+
+    /// The same on a sheet of their own.
+    #[must_use]
+    pub fn new(device: &Device, list: Vec<Span>) -> Self {
+        let mut sheet = Sheet::new(device);
+        let spans = Self::on(&mut sheet, list);
+        sheet.send(None);
+        spans
     }
 
     /// As kernels look them up.
     #[cfg(feature = "cuda")]
     pub(super) fn cuda(&self) -> &cuda::Spans {
-        self.device.as_ref().expect("spans of two devices in one operation")
+        &self.device
     }
 
     /// Packed rows.

@@ -1,10 +1,13 @@
 //! The recurrent states that one Mamba layer's rows start from and leave behind.
 
+use std::ops::Deref;
+
 use super::array::Device;
 use super::extremes::Extremes;
 #[cfg(feature = "cuda")]
 use super::pages::cuda;
 use super::pages::{Pages, StateView};
+use super::sheet::Sheet;
 use crate::base::BlockId;
 
 /// The recurrent state of one sequence in one layer, f32 in memory whatever the cache holds.
@@ -22,6 +25,36 @@ pub struct StateRow {
     pub block: BlockId,
     /// `None` is zero.
     pub from: Option<BlockId>,
+}
+
+/// A batch's [`StateRow`]s in one group, row after row.
+#[derive(Clone, Debug)]
+pub struct StateRows {
+    list: Vec<StateRow>,
+    /// The same for kernels.
+    #[cfg(feature = "cuda")]
+    device: cuda::StateRows,
+}
+
+impl StateRows {
+    #[must_use]
+    pub fn on(sheet: &mut Sheet, list: Vec<StateRow>) -> Self {
+        #[cfg(not(feature = "cuda"))]
+        let _ = sheet;
+        Self {
+            #[cfg(feature = "cuda")]
+            device: cuda::StateRows::on(sheet, &list),
+            list,
+        }
+    }
+}
+
+impl Deref for StateRows {
+    type Target = [StateRow];
+
+    fn deref(&self) -> &[StateRow] {
+        &self.list
+    }
 }
 
 /// One state a span, in the spans' order.
@@ -52,10 +85,10 @@ impl States {
     /// The rows' states in a layer's pages, the product slot · stride of the ssm state taken in
     /// `bits`.
     #[must_use]
-    pub fn load(pages: &Pages, view: &StateView, rows: &[StateRow], bits: u32) -> Self {
+    pub fn load(pages: &Pages, view: &StateView, rows: &StateRows, bits: u32) -> Self {
         #[cfg(feature = "cuda")]
         if let Pages::Cuda(pages) = pages {
-            return Self::Cuda(cuda::States::paged(pages, view, rows, bits));
+            return Self::Cuda(cuda::States::paged(pages, view, &rows.device, bits));
         }
         let zeros = MambaState {
             conv: vec![0.0; view.conv_elements as usize],

@@ -4,8 +4,6 @@
 pub mod cuda;
 
 use super::array::Array;
-#[cfg(feature = "cuda")]
-use super::cuda::Floats;
 use super::round::to_dtype;
 use super::simd::{silu, silu_derivative, vectorized};
 use crate::config::Dtype;
@@ -50,10 +48,8 @@ impl Array {
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(gate) => {
-                let mut y = Floats::uninit(gate.gpu(), gate.len());
-                let up = up.cuda().view();
-                cuda::forward(gate.gpu(), &gate.view(), &up, dtype, &mut y.view_mut());
-                Self::Cuda(y)
+                assert_eq!(gate.dtype(), dtype, "the inputs are rounded to the output's dtype");
+                Self::Cuda(cuda::forward(gate, up.cuda()))
             }
         }
     }
@@ -69,7 +65,8 @@ impl Array {
             #[cfg(feature = "cuda")]
             Self::Cuda(gate) => {
                 let (dgate, dup) = (dgate.cuda_mut(), dup.cuda_mut());
-                let inputs = (&gate.view(), &up.cuda().view());
+                let (wide_gate, wide_up) = (gate.widened(), up.cuda().widened());
+                let inputs = (&wide_gate.view(), &wide_up.view());
                 let dy = dy.cuda().view();
                 let mut dgate = dgate.view_mut();
                 cuda::backward(gate.gpu(), inputs, &dy, &mut dgate, &mut dup.view_mut());

@@ -136,6 +136,25 @@ impl Part<'_> {
         }
     }
 
+    /// One part that is all of these, if they lie side by side in a unit on a GPU.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub(super) fn joined<const COUNT: usize>(parts: [Self; COUNT]) -> Option<Self> {
+        let mut parts = parts.into_iter();
+        let mut whole = parts.next()?;
+        for next in parts {
+            match (&mut whole, next) {
+                (Self::Cuda { start, len, .. }, Self::Cuda { start: after, len: more, .. })
+                    if *start + *len == after || more == 0 && *len == 0 =>
+                {
+                    *len += more;
+                }
+                _ => return None,
+            }
+        }
+        matches!(whole, Self::Cuda { .. }).then_some(whole)
+    }
+
     /// A part without elements, on the same device.
     #[must_use]
     pub fn none(self) -> Self {

@@ -9,9 +9,6 @@ use crate::ops::array::Array;
 use crate::ops::log_softmax;
 use crate::ops::sampling::log_prob_rows;
 
-/// Rows whose logits exist at once: 64 x 65,536 x 4 bytes are 16 MiB a thread.
-pub(super) const LOGIT_ROWS: usize = 64;
-
 /// One prediction: what row `row` of a chunk says of `token`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
@@ -39,7 +36,7 @@ pub(super) fn log_probs(
 ) -> Vec<Scored> {
     let ratio = contract.for_policy_ratio();
     let mut scored = Vec::with_capacity(targets.len());
-    for part in targets.chunks(LOGIT_ROWS) {
+    for part in targets.chunks(shape.device.logit_rows()) {
         let logits_rv = root.logits(shape.num, &rows(root, chunk, part));
         let tokens = tokens(part);
         let by = |contract| log_prob_rows(&logits_rv, root.vocab(), &tokens, contract);
@@ -61,7 +58,7 @@ pub(super) struct Scored {
 /// The targets' rows side by side.
 pub(super) fn rows(root: &Root, chunk: &Chunk, targets: &[Target]) -> Array {
     let rows: Vec<usize> = targets.iter().map(|target| target.row).collect();
-    chunk.x_th.gather_rows(root.hidden(), &rows)
+    chunk.x.settled().gather_rows(root.hidden(), &rows)
 }
 
 fn tokens(targets: &[Target]) -> Vec<TokenId> {
@@ -81,7 +78,8 @@ pub(super) fn backward(
 ) -> Array {
     assert_eq!(targets.len(), upstream.len(), "one gradient a target");
     let mut parts = Vec::new();
-    for (part, upstream) in targets.chunks(LOGIT_ROWS).zip(upstream.chunks(LOGIT_ROWS)) {
+    let at_once = shape.device.logit_rows();
+    for (part, upstream) in targets.chunks(at_once).zip(upstream.chunks(at_once)) {
         let x_rh = rows(root, chunk, part);
         let logits_rv = root.logits(shape.num, &x_rh);
         let tokens = tokens(part);

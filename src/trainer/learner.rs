@@ -183,7 +183,7 @@ impl Trainer {
         let pad = self.plan.config.pad_token_id.unwrap_or(TokenId::new(0));
         let pass = self.passes.get();
         planted::plant(faults, pass, pad, &self.device, &mut chunks, &mut prompt_lens);
-        let root = pass::forward(self.shape(), units, &mut chunks, false, &mut |_, _| {})?;
+        let root = pass::forward(self.shape(), units, &mut chunks, false, None)?;
         let shape = self.shape();
         let scored: Vec<Vec<Scored>> = self.device.map(&mut chunks, |_, chunk| {
             let targets = head::targets(chunk, &prompt_lens);
@@ -225,8 +225,8 @@ impl Trainer {
         let mut routers = vec![Vec::new(); sequences.len()];
         let mut observe = |block: &Block, chunks: &[Chunk]| {
             for chunk in chunks {
-                keep(chunk, &chunk.x_th.to_host());
-                let logits_te = block.router_logits(&self.num, &chunk.spans, &chunk.x_th);
+                keep(chunk, &chunk.x.settled().to_host());
+                let logits_te = block.router_logits(&self.num, &chunk.spans, chunk.x.settled());
                 let Some(logits_te) = logits_te else { continue };
                 let logits_te = logits_te.into_host();
                 let experts = logits_te.len() / chunk.tokens.len();
@@ -236,16 +236,16 @@ impl Trainer {
             }
         };
         let root = self.with_units(|units| {
-            pass::forward(self.shape(), units, &mut chunks, false, &mut observe)
+            pass::forward(self.shape(), units, &mut chunks, false, Some(&mut observe))
         })?;
         for chunk in &chunks {
-            keep(chunk, &root.norm(&self.num, &chunk.x_th).into_host());
+            keep(chunk, &root.norm(&self.num, chunk.x.settled()).into_host());
         }
         for (inspection, router) in inspections.iter_mut().zip(routers) {
             inspection.router_logits = router;
         }
         for chunk in &chunks {
-            let logits_tv = root.logits(&self.num, &chunk.x_th).into_host();
+            let logits_tv = root.logits(&self.num, chunk.x.settled()).into_host();
             for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
                 inspections[sequence].logits = logits_tv[span.floats(v)].to_vec();
             }
@@ -331,7 +331,7 @@ impl Trainer {
     ) -> Result<Gradient, TrainerError> {
         let (shape, plain) = (self.shape(), Contract { temperature, ..Contract::PLAIN });
         let (mut chunks, prompt_lens) = self.pack(sequences);
-        let root = pass::forward(shape, &self.units, &mut chunks, true, &mut |_, _| {})?;
+        let root = pass::forward(shape, &self.units, &mut chunks, true, None)?;
         let targets: Vec<Vec<Target>> =
             chunks.iter().map(|chunk| head::targets(chunk, &prompt_lens)).collect();
         let new: Vec<Vec<f64>> = self.device.map(&mut chunks, |i, chunk| {

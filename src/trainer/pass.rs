@@ -8,8 +8,10 @@
 use super::planted::Planted;
 use super::TrainerError;
 use crate::base::{Position, TokenId};
-use crate::model::{Block, Numerics, Plan, Root, Span, Spans};
+use crate::model::{Block, Numerics, Plan, Residual, Root, Span, Spans};
 use crate::ops::array::{Array, Device};
+use crate::ops::embedding::Tokens;
+use crate::ops::sheet::Sheet;
 use crate::ops::weights::Weights;
 
 /// Where a pass gets a unit's compute-dtype weights from.
@@ -44,12 +46,12 @@ impl Shape<'_> {
 /// One chunk of packed sequences on its way through the layers.
 #[derive(Debug)]
 pub(super) struct Chunk {
-    pub tokens: Vec<TokenId>,
+    pub tokens: Tokens,
     pub spans: Spans,
     /// Indices of the packed sequences, in the caller's list.
     pub sequences: Vec<usize>,
     /// The residual stream, `[T, H]`; after the pass, what left the last block.
-    pub x_th: Array,
+    pub x: Residual,
     /// Each layer's input, where a backward will follow.
     inputs: Vec<Array>,
     pub planted: Planted,
@@ -70,44 +72,62 @@ pub(super) fn pack(device: &Device, sequences: &[&[TokenId]], max_tokens: usize)
         members.push(index);
         tokens.extend_from_slice(new);
     }
-    let chunk = |(tokens, spans, sequences)| Chunk {
-        tokens,
-        spans: Spans::new(device, spans),
-        sequences,
-        x_th: device.zeros(0),
-        inputs: Vec::new(),
-        planted: Planted::default(),
+    let chunk = |(tokens, spans, sequences)| {
+        let mut sheet = Sheet::new(device);
+        let chunk = Chunk {
+            tokens: Tokens::on(&mut sheet, tokens),
+            spans: Spans::on(&mut sheet, spans),
+            sequences,
+            x: Residual::new(device.zeros(0)),
+            inputs: Vec::new(),
+            planted: Planted::default(),
+        };
+        sheet.send(None);
+        chunk
     };
     packed.into_iter().map(chunk).collect()
 }
 
-/// Runs every chunk through all layers. `observe` sees each layer and its input in turn. Returns
-/// the root, whose head comes next.
+/// Sees each layer and its input in turn.
+pub(super) type Observer<'a> = &'a mut dyn FnMut(&Block, &[Chunk]);
+
+/// Runs every chunk through all layers. Returns the root, whose head comes next.
 pub(super) fn forward(
     shape: Shape<'_>,
     units: &dyn Units,
     chunks: &mut [Chunk],
     keep_inputs: bool,
-    observe: &mut dyn FnMut(&Block, &[Chunk]),
+    mut observe: Option<Observer<'_>>,
 ) -> Result<Root, TrainerError> {
     let root = shape.root(units, false)?;
     shape.device.map(chunks, |_, chunk| {
         chunk.inputs.clear();
-        chunk.x_th = root.embed(&chunk.tokens);
-        chunk.planted.embedded(&mut chunk.x_th);
+        let mut x_th = root.embed(shape.num, &chunk.tokens);
+        chunk.planted.embedded(&mut x_th, shape.num.residual_dtype);
+        chunk.x = Residual::new(x_th);
     });
     for (layer, kind) in shape.plan.layers.iter().enumerate() {
         let block = shape.block(units, layer, false)?;
-        observe(&block, chunks);
+        if let Some(observe) = &mut observe {
+            settle(shape, chunks);
+            observe(&block, chunks);
+        }
         shape.device.map(chunks, |_, chunk| {
             if keep_inputs {
-                chunk.inputs.push(chunk.x_th.clone());
+                chunk.inputs.push(chunk.x.settle(shape.num).clone());
             }
             let spans = chunk.planted.spans(kind.mixer, &chunk.spans);
-            block.forward(shape.num, spans, &mut chunk.x_th);
+            block.forward(shape.num, spans, &mut chunk.x);
         });
     }
+    settle(shape, chunks);
     Ok(root)
+}
+
+fn settle(shape: Shape<'_>, chunks: &mut [Chunk]) {
+    shape.device.map(chunks, |_, chunk| {
+        chunk.x.settle(shape.num);
+    });
 }
 
 /// From the root, a chunk and its index: adds the root's gradient to the flat array, returns the

@@ -3,9 +3,10 @@
 use super::head::{self, Scored, Target};
 use super::pass::{Chunk, Shape};
 use crate::base::{Contract, LogProb, Position, Stream, TokenId};
-use crate::config::Fault;
+use crate::config::{Dtype, Fault};
 use crate::model::{MixerKind, Root, Span, Spans};
 use crate::ops::array::{Array, Device};
+use crate::ops::embedding::Tokens;
 
 /// Of [`Fault::Dropout`].
 const DROPOUT_RATE: f64 = 0.1;
@@ -31,12 +32,13 @@ impl Planted {
     }
 
     /// What becomes of the embedded tokens.
-    pub(super) fn embedded(&mut self, x_th: &mut Array) {
+    pub(super) fn embedded(&mut self, x_th: &mut Array, dtype: Dtype) {
         let Some(stream) = &mut self.dropout else { return };
         let kept = 1.0 / (1.0 - DROPOUT_RATE) as f32;
         let mut drop = |x: f32| if stream.uniform() < DROPOUT_RATE { 0.0 } else { x * kept };
         let dropped = x_th.to_host().into_iter().map(&mut drop).collect();
         *x_th = x_th.device().upload(dropped);
+        x_th.round_to(dtype);
     }
 }
 
@@ -96,7 +98,7 @@ fn left_pad(chunk: &mut Chunk, prompt_lens: &mut [usize], pad: TokenId, device: 
         context.push(Span { start: start + pads, len: span.len, position: FIRST });
         prompt_lens[sequence] += pads;
     }
-    chunk.tokens = tokens;
+    chunk.tokens = Tokens::new(device, tokens);
     chunk.spans = Spans::new(device, spans);
     chunk.planted.context = Some(Spans::new(device, context));
 }
@@ -116,7 +118,8 @@ pub(super) fn sum_by_batch(
         return;
     }
     let temperature = if contract.scores_raw_logits() { 1.0 } else { contract.temperature };
-    let rows = targets.chunks(head::LOGIT_ROWS).zip(scored.chunks_mut(head::LOGIT_ROWS));
+    let at_once = shape.device.logit_rows();
+    let rows = targets.chunks(at_once).zip(scored.chunks_mut(at_once));
     for (targets, scored) in rows {
         let logits_rv = root.logits(shape.num, &head::rows(root, chunk, targets)).into_host();
         let each = logits_rv.chunks_exact(root.vocab()).zip(targets).zip(scored);

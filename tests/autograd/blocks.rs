@@ -3,7 +3,8 @@
 use gapscope::base::{LogProb, Position, TokenId};
 use gapscope::config::{Arithmetic, Dtype};
 use gapscope::model::{
-    AttentionShape, Block, Family, HfConfig, MambaShape, Numerics, Plan, Preset, Span, Spans,
+    AttentionShape, Block, Family, HfConfig, MambaShape, Numerics, Plan, Preset, Residual, Span,
+    Spans,
 };
 use gapscope::ops::array::Array;
 use gapscope::trainer::{Experience, Sequence, Trainer};
@@ -45,7 +46,8 @@ fn blocks_over_packed_documents() {
                 let spans = Spans::new(&device(), lens.iter().map(span).collect());
                 let (rows, h) = (start, plan.config.hidden_size);
                 let (x, dy) = (random(rows * h, 80), random(rows * h, 81));
-                let (mut y, mut dx) = (device().upload(x.clone()), device().upload(dy.clone()));
+                let mut y = Residual::new(device().upload(x.clone()));
+                let mut dx = device().upload(dy.clone());
                 let mut grads = device().zeros(spec.len());
                 block.forward(&num, &spans, &mut y);
                 block.backward(
@@ -56,7 +58,7 @@ fn blocks_over_packed_documents() {
                     &mut dx,
                     &mut grads,
                 );
-                let [y, dx, grads] = [y, dx, grads].map(Array::into_host);
+                let [y, dx, grads] = [y.into_settled(&num), dx, grads].map(Array::into_host);
 
                 let dense = Dense::new(&plan, &units, lens);
                 let input = candle_core::Var::from_tensor(&tensor(&x, &[rows, h])).expect("x");

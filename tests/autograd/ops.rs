@@ -8,6 +8,7 @@ use gapscope::model::{Plan, Preset, Root, Span};
 use gapscope::ops::array::Array;
 use gapscope::ops::attention::{self, Heads};
 use gapscope::ops::conv::Conv;
+use gapscope::ops::embedding::Tokens;
 use gapscope::ops::gemm::{weight_gradient, Into, Linear};
 use gapscope::ops::log_softmax::{backward as log_softmax_backward, Normaliser};
 use gapscope::ops::scan::{RowGradients, Rows, Scan, WeightGradients};
@@ -230,7 +231,7 @@ fn the_root() {
         let ids = tokens([5, 36, 0, 5, 17]);
         let flat = random(spec.len(), 70);
         let root = Root::load(&plan.config, spec, &opened(&flat), num.purpose(true));
-        let x = root.embed(&ids);
+        let x = root.embed(&num, &Tokens::new(&device(), ids.to_vec()));
         let y = root.logits(&num, &x);
         let dy = random(y.len(), 71);
         let mut grads = device().zeros(flat.len());

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use gapscope::base::BlockId;
 use gapscope::config::Dtype;
+use gapscope::ops::array::Device;
 use gapscope::ops::attention::{self, cuda, Heads};
 use gapscope::ops::cuda::Gpu;
 use gapscope::ops::pages::cuda::Pages;
-use gapscope::ops::pages::KeyValueView;
+use gapscope::ops::pages::{KeyValueView, Tables};
+use gapscope::ops::sheet::Sheet;
 
 use crate::sequences::{
-    blocks, bytes_of, filled, gpu, host_spans, random, ranges, spans, whole, Report, DTYPES,
-    LENGTHS,
+    blocks, bytes_of, filled, gpu, host_spans, on_device, poison, random, ranges, spans, whole,
+    Report, DTYPES, LENGTHS,
 };
 
 /// Query heads, key/value heads, width: plain, grouped, one key head, remainders, Jamba-3B's.
@@ -61,12 +63,27 @@ fn whole_sequences() {
     report.finish("attention, whole sequences");
 }
 
-fn own_rows(gpu: &Gpu, heads: Heads, qkv: [&[f32]; 3], lens: &[usize], dtype: Dtype) -> Vec<f32> {
-    let [q, k, v] = qkv.map(|values| gpu.upload(values));
-    let rows = cuda::Rows { q: q.as_view(), k: k.as_view(), v: v.as_view() };
-    let mut out = gpu.upload(&vec![f32::NAN; q.len()]);
-    cuda::forward(gpu, heads, &rows, &whole(gpu, lens), dtype, &mut out.as_view_mut());
-    gpu.download(&out.as_view())
+fn own_rows(
+    gpu: &Arc<Gpu>,
+    heads: Heads,
+    qkv: [&[f32]; 3],
+    lens: &[usize],
+    dtype: Dtype,
+) -> Vec<f32> {
+    // Columns of one array, as projections leave them.
+    let [wide, narrow] = [heads.query_row(), heads.key_value_row()];
+    let row = |t: usize| {
+        let [q, k, v] = [(qkv[0], wide), (qkv[1], narrow), (qkv[2], narrow)]
+            .map(|(values, width)| &values[t * width..(t + 1) * width]);
+        [q, k, v].concat()
+    };
+    let rows: Vec<f32> = (0..qkv[0].len() / wide).flat_map(row).collect();
+    let (all, width) = (on_device(gpu, &rows, dtype), wide + 2 * narrow);
+    let [q, k, v] =
+        [0..wide, wide..wide + narrow, wide + narrow..width].map(|range| all.columns(width, range));
+    poison(gpu, qkv[0].len(), dtype);
+    let seen = cuda::Seen::Own { k: &k, v: &v };
+    cuda::forward(heads, &q, seen, &whole(gpu, lens)).to_host()
 }
 
 /// A batch over pages on both sides: some sequences have a past, some begin here.
@@ -98,18 +115,18 @@ impl<'a> Batch<'a> {
     }
 
     /// Stores the rows' keys and values, then attends; returns the output.
-    fn run(&self, gpu: &Gpu, pages: &Pages, qkv: [&[f32]; 3], dtype: Dtype) -> Vec<f32> {
-        let [q, k, v] = qkv.map(|values| gpu.upload(values));
+    fn run(&self, gpu: &Arc<Gpu>, pages: &Pages, qkv: [&[f32]; 3], dtype: Dtype) -> Vec<f32> {
+        let [q, k, v] = qkv.map(|values| on_device(gpu, values, dtype));
         let (list, spans) =
             (host_spans(self.lens, &self.positions), spans(gpu, self.lens, &self.positions));
-        let tables: Vec<&[BlockId]> = self.tables.iter().map(Vec::as_slice).collect();
-        let places = cuda::Paged::new(pages, &self.view, &list, &tables);
-        let (k, v) = (k.as_view(), v.as_view());
-        cuda::store(gpu, &places, &spans, &k, &v);
-        let mut out = gpu.upload(&vec![f32::NAN; q.len()]);
-        let out_view = &mut out.as_view_mut();
-        cuda::forward_paged(gpu, self.heads, &q.as_view(), &places, &spans, dtype, out_view);
-        gpu.download(&out.as_view())
+        let tables = self.tables.iter().map(Vec::as_slice);
+        let mut sheet = Sheet::new(&Device::Cuda(Arc::clone(gpu)));
+        let tables = Tables::on(&mut sheet, self.view.block_tokens, &list, tables, 0);
+        sheet.send(None);
+        let places = cuda::Paged::new(pages, &self.view, &tables);
+        cuda::store(&places, &spans, &k, &v);
+        poison(gpu, q.len(), dtype);
+        cuda::forward(self.heads, &q, cuda::Seen::Paged(&places), &spans).to_host()
     }
 }
 
@@ -235,7 +252,7 @@ fn gradients() {
     report.finish("attention, gradients");
 }
 
-fn compare_gradients(gpu: &Gpu, h: Heads, lens: &[usize], report: &mut Report) {
+fn compare_gradients(gpu: &Arc<Gpu>, h: Heads, lens: &[usize], report: &mut Report) {
     let [q, k, v, dout] = inputs(h, lens.iter().sum(), Dtype::F32);
     let mut want = [vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]];
     let [dq, dk, dv] = &mut want;

@@ -12,8 +12,8 @@ use gapscope::ops::pages::StateView;
 use gapscope::ops::state::StateRow;
 
 use crate::sequences::{
-    bytes_of, filled, gpu, positions, random, ranges, spans, state_rows, whole, Report, DTYPES,
-    LENGTHS,
+    bytes_of, filled, gpu, on_device, poison, positions, random, ranges, spans, state_rows,
+    state_rows_on, whole, Report, DTYPES, LENGTHS,
 };
 
 /// Channels and taps: one of each, remainders, more than one tile, no state, Jamba's.
@@ -40,7 +40,7 @@ impl Layer {
     /// y of one launch over packed rows.
     fn run(
         &self,
-        gpu: &Gpu,
+        gpu: &Arc<Gpu>,
         x: &[f32],
         (lens, positions): (&[usize], &[usize]),
         states: &States,
@@ -48,10 +48,9 @@ impl Layer {
     ) -> Vec<f32> {
         let (taps, bias) = (gpu.upload(&self.taps_kd), gpu.upload(&self.bias_d));
         let weights = Weights { taps_kd: taps.as_view(), bias_d: bias.as_view() };
-        let (x, spans) = (gpu.upload(x), spans(gpu, lens, positions));
-        let mut y = gpu.upload(&vec![f32::NAN; x.len()]);
-        forward(gpu, &weights, &x.as_view(), &spans, states, dtype, &mut y.as_view_mut());
-        gpu.download(&y.as_view())
+        let (x, spans) = (on_device(gpu, x, dtype), spans(gpu, lens, positions));
+        poison(gpu, x.len(), dtype);
+        forward(&weights, &x, &spans, states).to_host()
     }
 
     /// A view whose page holds this layer's state and a little more.
@@ -65,7 +64,7 @@ impl Layer {
             ssm_offset: conv_bytes,
             ssm_dtype: Dtype::F32,
             ssm_elements: 2,
-            ssm_stride: conv_bytes / 4 + 3,
+            ssm_stride: conv_bytes / 4 + 4,
         }
     }
 }
@@ -129,7 +128,7 @@ fn in_pages(gpu: &Arc<Gpu>, layer: &Layer, lens: &[usize], dtype: Dtype, report:
         layer.host.forward(&mut state, &x[floats.clone()], dtype, &mut want[floats]);
         view.store_conv(&mut host, place.block, &state);
     }
-    let states = States::paged(&device, &view, &places, 14);
+    let states = States::paged(&device, &view, &state_rows_on(gpu, &places), 14);
     let got = layer.run(gpu, &x, (lens, &positions(&places)), &states, dtype);
     let what = || format!("D {d} K {} {dtype:?} {lens:?}", layer.taps);
     report.same(what, &got, &want);
@@ -156,7 +155,7 @@ fn any_cut_gives_the_same_bits_and_state() {
         for &len in pieces {
             let block = BlockId::new(2);
             let row = StateRow { block, from: (from > 0).then_some(block) };
-            let states = States::paged(&pages, &view, &[row], 64);
+            let states = States::paged(&pages, &view, &state_rows_on(&gpu, &[row]), 64);
             let rows = &x[from * d..(from + len) * d];
             y.extend(layer.run(&gpu, rows, (&[len], &[from]), &states, dtype));
             from += len;
@@ -201,7 +200,7 @@ fn gradients() {
 }
 
 fn backward_on_device(
-    gpu: &Gpu,
+    gpu: &Arc<Gpu>,
     layer: &Layer,
     (x, dy): (&[f32], &[f32]),
     lens: &[usize],

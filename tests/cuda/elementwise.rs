@@ -8,7 +8,7 @@ use gapscope::ops::adamw::{self, Step, CHUNK};
 use gapscope::ops::rope::{self, Rope};
 use gapscope::ops::{round, simd, swiglu, weights};
 
-use crate::sequences::{gpu, random, Report, DTYPES};
+use crate::sequences::{gpu, on_device, poison, random, Report, DTYPES};
 
 /// One element, a block of threads and its neighbours, several blocks.
 const LENGTHS: [usize; 7] = [0, 1, 255, 256, 257, 5_003, 70_000];
@@ -61,21 +61,21 @@ fn roundings_and_sums() {
     for (len, dtype) in LENGTHS.into_iter().flat_map(|len| DTYPES.map(|dtype| (len, dtype))) {
         let (x, y) = (numbers(len, 1), numbers(len, 2));
         let what = |name: &'static str| move || format!("{name}, {len} of {dtype:?}");
-        let mut want = x.clone();
-        round::slice_to_dtype(&mut want, dtype);
-        let mut got = gpu.upload(&x);
-        round::cuda::round_to(&gpu, &mut got.as_view_mut(), dtype);
-        report.same(what("round"), &gpu.download(&got.as_view()), &want);
+        let rounded = |values: &[f32]| {
+            let mut rounded = values.to_vec();
+            round::slice_to_dtype(&mut rounded, dtype);
+            rounded
+        };
+        report.same(what("round"), &on_device(&gpu, &x, dtype).to_host(), &rounded(&x));
 
-        let sum = |(x, y): (&f32, &f32)| round::to_dtype(x + y, dtype);
-        let want: Vec<f32> = x.iter().zip(&y).map(sum).collect();
-        let (mut got, y) = (gpu.upload(&x), gpu.upload(&y));
-        round::cuda::add_rounded(&gpu, &mut got.as_view_mut(), &y.as_view(), dtype);
-        report.same(what("add"), &gpu.download(&got.as_view()), &want);
-        if dtype == Dtype::F32 {
-            let mut got = gpu.upload(&x);
-            round::cuda::add_assign(&gpu, &mut got.as_view_mut(), &y.as_view());
-            report.same(what("+="), &gpu.download(&got.as_view()), &want);
+        // A stream of one dtype, and what is added to it of either.
+        for other in DTYPES {
+            let y = on_device(&gpu, &y, other);
+            let sum = |(x, y): (&f32, &f32)| round::to_dtype(x + y, dtype);
+            let want: Vec<f32> = rounded(&x).iter().zip(&y.to_host()).map(sum).collect();
+            let mut got = on_device(&gpu, &x, dtype);
+            round::cuda::add_rounded(&mut got, &y);
+            report.same(what("add"), &got.to_host(), &want);
         }
     }
     report.finish("roundings and sums");
@@ -86,21 +86,26 @@ fn gated_activation() {
     let Some(gpu) = gpu() else { return };
     let mut report = Report::default();
     for (len, dtype) in LENGTHS.into_iter().flat_map(|len| DTYPES.map(|dtype| (len, dtype))) {
-        let (gate, up, dy) = (numbers(len, 3), numbers(len, 4), numbers(len, 5));
+        let [gate, up, dy] = [3, 4, 5].map(|seed| {
+            let mut values = numbers(len, seed);
+            round::slice_to_dtype(&mut values, dtype);
+            values
+        });
         let mut want = gate.clone();
         swiglu::forward(&mut want, &up, dtype);
         let [mut want_gate, mut want_up] = [(); 2].map(|()| vec![0.0; len]);
         swiglu::backward(&gate, &up, &dy, &mut want_gate, &mut want_up);
 
+        let [narrow_gate, narrow_up] = [&gate, &up].map(|values| on_device(&gpu, values, dtype));
+        poison(&gpu, len, dtype);
+        let y = swiglu::cuda::forward(&narrow_gate, &narrow_up).to_host();
+        report.same(|| format!("y, {len} of {dtype:?}"), &y, &want);
         let [gate, up, dy] = [gate, up, dy].map(|values| gpu.upload(&values));
-        let [mut y, mut dgate, mut dup] = [(); 3].map(|()| gpu.upload(&vec![f32::NAN; len]));
+        let [mut dgate, mut dup] = [(); 2].map(|()| gpu.upload(&vec![f32::NAN; len]));
         let (gate, up) = (gate.as_view(), up.as_view());
-        swiglu::cuda::forward(&gpu, &gate, &up, dtype, &mut y.as_view_mut());
         let (dgate_view, dup_view) = (&mut dgate.as_view_mut(), &mut dup.as_view_mut());
         swiglu::cuda::backward(&gpu, (&gate, &up), &dy.as_view(), dgate_view, dup_view);
-        for (name, got, want) in
-            [("y", y, want), ("dgate", dgate, want_gate), ("dup", dup, want_up)]
-        {
+        for (name, got, want) in [("dgate", dgate, want_gate), ("dup", dup, want_up)] {
             let got = gpu.download(&got.as_view());
             report.same(|| format!("{name}, {len} of {dtype:?}"), &got, &want);
         }
@@ -116,16 +121,16 @@ fn rotary_positions() {
     for ((rows, heads, width), dtype) in shapes.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
         let rope = Rope::new(10_000.0, width, None);
         let turns = rope.turns((0..rows).map(|row| 11 * row % 300), dtype);
-        let on_device = rope::cuda::Turns::upload(&gpu, &turns, width);
+        let turns_on = rope::cuda::Turns::upload(&gpu, &turns, width);
         let x = random(rows * heads * width, 6, dtype);
         let (mut want, mut want_dx) = (x.clone(), x.clone());
         rope.forward(&turns, &mut want, dtype);
         rope.backward(&turns, &mut want_dx);
-        let (mut y, mut dx) = (gpu.upload(&x), gpu.upload(&x));
-        rope::cuda::forward(&gpu, &on_device, &mut y.as_view_mut(), dtype);
-        rope::cuda::backward(&gpu, &on_device, &mut dx.as_view_mut());
+        let (mut y, mut dx) = (on_device(&gpu, &x, dtype), gpu.upload(&x));
+        rope::cuda::forward(&turns_on, &mut y);
+        rope::cuda::backward(&gpu, &turns_on, &mut dx.as_view_mut());
         let what = |name: &'static str| move || format!("{name} [{rows}, {heads}, {width}]");
-        report.same(what("x"), &gpu.download(&y.as_view()), &want);
+        report.same(what("x"), &y.to_host(), &want);
         report.same(what("dx"), &gpu.download(&dx.as_view()), &want_dx);
     }
     report.finish("rotary positions");
@@ -140,15 +145,15 @@ fn weights_both_ways() {
         let bytes = little_endian(&master, dtype);
         let what = |name: &'static str| move || format!("{name}, {len} of {dtype:?}");
         let mut got = gpu.upload(&vec![0_u8; bytes.len()]);
-        let on_device = gpu.upload(&master);
-        weights::cuda::narrow(&gpu, &on_device.as_view(), dtype, &mut got.as_view_mut());
+        let master_on = gpu.upload(&master);
+        weights::cuda::narrow(&gpu, &master_on.as_view(), dtype, &mut got.as_view_mut());
         report.same_bytes(what("narrow"), &gpu.download(&got.as_view()), &bytes);
 
         let want = weights::widen(&bytes, dtype);
         let got = weights::cuda::widen(&gpu, &got.as_view(), dtype);
         report.same(what("widen"), &gpu.download(&got.as_view()), &want);
 
-        let got = weights::cuda::negative_exp(&gpu, &on_device.as_view());
+        let got = weights::cuda::negative_exp(&gpu, &master_on.as_view());
         let want: Vec<f32> = master.iter().map(|&x| -simd::exp(x)).collect();
         report.same(what("-exp"), &gpu.download(&got.as_view()), &want);
     }

@@ -5,13 +5,16 @@
 //! which any wrong element breaks; an error bound on normal numbers; and one set of bits for a
 //! row, from our kernel, from the library, and in a batch of any size.
 
+use std::sync::Arc;
+
 use gapscope::base::Stream;
 use gapscope::config::{Arithmetic, Dtype};
 use gapscope::ops::cuda::Gpu;
 use gapscope::ops::gemm::cuda::{self, Weight};
 use gapscope::ops::gemm::{self, Into, Linear};
+use gapscope::ops::round::slice_to_dtype;
 
-use crate::sequences::{gpu, random, Report, DTYPES};
+use crate::sequences::{gpu, on_device, poison, random, Report, DTYPES};
 
 /// M, N, K: every remainder of the tiles, odd K, one of each, more than one tile each way, a tall
 /// and a wide one, and Jamba's narrow projections.
@@ -57,7 +60,7 @@ impl Case {
         }
     }
 
-    fn on<R>(&self, gpu: &Gpu, body: impl FnOnce(&Weight<'_>) -> R) -> R {
+    fn on<R>(&self, gpu: &Arc<Gpu>, body: impl FnOnce(&Weight<'_>) -> R) -> R {
         let bytes = gpu.upload(&self.bytes());
         let (outputs, inner, dtype) = (self.outputs, self.inner, self.dtype);
         body(&Weight { bytes_nk: bytes.as_view(), dtype, outputs, inner })
@@ -66,7 +69,7 @@ impl Case {
 
 /// One forward product; what it does not write is NaN.
 fn forward(
-    gpu: &Gpu,
+    gpu: &Arc<Gpu>,
     weight: &Weight<'_>,
     x: &[f32],
     bias: Option<&[f32]>,
@@ -74,19 +77,17 @@ fn forward(
     dtype: Dtype,
 ) -> Vec<f32> {
     let rows = x.len() / weight.inner;
-    let (x, bias) = (gpu.upload(x), bias.map(|bias| gpu.upload(bias)));
-    let mut y = gpu.upload(&vec![f32::NAN; rows * weight.outputs]);
+    let (x, bias) = (on_device(gpu, x, weight.dtype), bias.map(|bias| gpu.upload(bias)));
     let bias = bias.as_ref().map(|bias| bias.as_view());
-    let (x, mut to) = (x.as_view(), y.as_view_mut());
-    cuda::forward(gpu, &x, weight, bias.as_ref(), arithmetic, dtype, &mut to);
-    gpu.download(&y.as_view())
+    poison(gpu, rows * weight.outputs, dtype);
+    cuda::forward(&x, weight, bias.as_ref(), arithmetic, dtype).to_host()
 }
 
 /// The bare product by our own kernel.
-fn defined(gpu: &Gpu, weight: &Weight<'_>, x: &[f32]) -> Vec<f32> {
-    let mut y = gpu.upload(&vec![f32::NAN; x.len() / weight.inner * weight.outputs]);
-    cuda::forward_defined(gpu, &gpu.upload(x).as_view(), weight, &mut y.as_view_mut());
-    gpu.download(&y.as_view())
+fn defined(gpu: &Arc<Gpu>, weight: &Weight<'_>, x: &[f32]) -> Vec<f32> {
+    let x = on_device(gpu, x, Dtype::Bf16);
+    poison(gpu, x.len() / weight.inner * weight.outputs, Dtype::F32);
+    cuda::forward_defined(&x, weight, Dtype::F32).to_host()
 }
 
 #[test]
@@ -98,14 +99,14 @@ fn f32_products_are_the_cpus_bits() {
         let (x, bias) = (random(m * k, 1, Dtype::F32), random(n, 3, Dtype::F32));
         for bias in [None, Some(&bias[..])] {
             let linear = Linear::new(&case.host, bias.unwrap_or_default(), k, false);
-            for dtype in DTYPES {
-                let want = linear.forward(&x, dtype);
-                let invariant = Arithmetic::Invariant;
-                let got = case.on(&gpu, |w| forward(&gpu, w, &x, bias, invariant, dtype));
-                let what =
-                    || format!("[{m}, {k}] x [{n}, {k}], bias {}, {dtype:?}", bias.is_some());
-                report.same(what, &got, &want);
-            }
+            let (want, dtype) = (linear.forward(&x, Dtype::F32), Dtype::F32);
+            let invariant = Arithmetic::Invariant;
+            let got = case.on(&gpu, |w| forward(&gpu, w, &x, bias, invariant, dtype));
+            report.same(
+                || format!("[{m}, {k}] x [{n}, {k}], bias {}", bias.is_some()),
+                &got,
+                &want,
+            );
         }
     }
     report.finish("gemm forward f32");
@@ -235,6 +236,10 @@ fn a_row_has_one_set_of_bits_in_every_batch_and_from_both_kernels() {
                 let (x, want) = (&x[(1024 - m) * k..], &want[(1024 - m) * n..]);
                 let got = forward(&gpu, w, x, None, Arithmetic::Invariant, Dtype::F32);
                 report.same(|| format!("[{m}, {k}] x [{n}, {k}]"), &got, want);
+                let got = forward(&gpu, w, x, None, Arithmetic::Invariant, Dtype::Bf16);
+                let mut rounded = want.to_vec();
+                slice_to_dtype(&mut rounded, Dtype::Bf16);
+                report.same(|| format!("[{m}, {k}] x [{n}, {k}], bf16"), &got, &rounded);
                 let planned = gpu.library().plans_to_use(Arithmetic::Invariant, m, n, k);
                 (products, by_library) =
                     (products + 1, by_library + i32::from(planned == Some(true)));

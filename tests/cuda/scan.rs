@@ -2,9 +2,8 @@
 
 mod gradients;
 
-use std::sync::Arc;
-
 use std::ops::Range;
+use std::sync::Arc;
 
 use gapscope::base::BlockId;
 use gapscope::config::{Arithmetic, Dtype};
@@ -15,12 +14,13 @@ use gapscope::ops::scan::{self, cuda, Scan};
 use gapscope::ops::state::StateRow;
 
 use crate::sequences::{
-    bytes_of, filled, gpu, positions, random, ranges, spans, state_rows, Report, DTYPES, LENGTHS,
+    bytes_of, filled, gpu, on_device, poison, positions, random, ranges, spans, state_rows,
+    state_rows_on, Report, DTYPES, LENGTHS,
 };
 
 /// Channels and states: one of each, below, at and beyond the lane width, several tiles.
-const SHAPES: [(usize, usize); 7] =
-    [(1, 1), (3, 4), (65, 16), (128, 16), (2, 20), (67, 33), (5, 64)];
+const SHAPES: [(usize, usize); 8] =
+    [(1, 1), (3, 4), (65, 16), (128, 16), (256, 16), (2, 20), (67, 33), (5, 64)];
 
 /// One layer on both sides.
 struct Layer {
@@ -85,7 +85,7 @@ impl Layer {
     /// y of one launch over the packed rows `rows` of `x`.
     fn run(
         &self,
-        gpu: &Gpu,
+        gpu: &Arc<Gpu>,
         x: &Inputs,
         rows: Range<usize>,
         (lens, positions): (&[usize], &[usize]),
@@ -98,14 +98,12 @@ impl Layer {
         let weights = cuda::Weights { a_dn: a, skip_d: skip, dt_bias_d: dt_bias, arithmetic };
         let part = self.rows(x, rows.clone());
         let parts = [part.c_td, part.dt_td, part.b_tn, part.c_tn, part.z_td];
-        let parts = parts.map(|values| gpu.upload(values));
-        let [c_td, dt_td, b_tn, c_tn, z_td] = parts.each_ref().map(|values| values.as_view());
-        let on_device = cuda::Rows { c_td, dt_td, b_tn, c_tn, z_td };
-        let mut y = gpu.upload(&vec![f32::NAN; rows.len() * self.d]);
+        let parts = parts.map(|values| on_device(gpu, values, dtype));
+        let [c_td, dt_td, b_tn, c_tn, z_td] = parts.each_ref();
+        let inputs = cuda::Inputs { c_td, dt_td, b_tn, c_tn, z_td };
         let spans = spans(gpu, lens, positions);
-        let out = &mut y.as_view_mut();
-        cuda::forward(gpu, &weights, &on_device, &spans, states, (dtype, state_dtype), out);
-        gpu.download(&y.as_view())
+        poison(gpu, rows.len() * self.d, dtype);
+        cuda::forward(&weights, inputs, &spans, states, state_dtype).to_host()
     }
 
     /// A view whose page holds this layer's state behind a little of something else.
@@ -115,10 +113,15 @@ impl Layer {
             buffer: 1,
             conv_dtype: dtype,
             conv_elements: 2,
-            ssm_offset: 2 * dtype.bytes(),
+            // Where a whole tile of channels is updated at once its states are 16 bytes apart.
+            ssm_offset: if self.d.is_multiple_of(128) { 16 } else { 2 * dtype.bytes() },
             ssm_dtype: dtype,
             ssm_elements,
-            ssm_stride: (ssm_elements + 3).next_multiple_of(2),
+            ssm_stride: if self.d.is_multiple_of(128) {
+                ssm_elements + 16
+            } else {
+                (ssm_elements + 3).next_multiple_of(2)
+            },
         }
     }
 }
@@ -244,7 +247,7 @@ fn in_pages(
         layer.host.forward(h, layer.rows(&x, rows), dtype, rounded_to, &mut want[out]);
         view.store_ssm(&mut host, place.block, bits, h);
     }
-    let states = States::paged(&device, view, &places, bits);
+    let states = States::paged(&device, view, &state_rows_on(gpu, &places), bits);
     let got = layer.run(gpu, &x, 0..rows, (lens, &positions(&places)), &states, (dtype, dtype));
     let what = || format!("D {} N {} {dtype:?} {bits} bits {lens:?}", layer.d, layer.n);
     report.same(what, &got, &want);
@@ -281,7 +284,7 @@ fn any_cut_gives_the_same_bits_and_state() {
                 let row = StateRow { block, from: (from > 0).then_some(block) };
                 // A decode's product is whole.
                 let bits = if len == 1 { 64 } else { bits };
-                let states = States::paged(&pages, &view, &[row], bits);
+                let states = States::paged(&pages, &view, &state_rows_on(&gpu, &[row]), bits);
                 let (rows, dtypes) = (from..from + len, (Dtype::Bf16, dtype));
                 y.extend(layer.run(&gpu, &x, rows, (&[len], &[from]), &states, dtypes));
                 from += len;
@@ -331,7 +334,7 @@ fn thirty_two_bits_wrap_at_the_true_two_to_the_thirty_second() {
             pages.upload(0, view.ssm_bytes(wrapped, width).start, &zeros);
         }
         let row = StateRow { block: wrapped, from: None };
-        let states = States::paged(&pages, &view, &[row], bits);
+        let states = States::paged(&pages, &view, &state_rows_on(&gpu, &[row]), bits);
         let dtypes = (Dtype::Bf16, Dtype::F32);
         let y = layer.run(&gpu, &x, 0..3, (&[3], &[0]), &states, dtypes);
         report.same(|| format!("y, {bits} bits"), &y, &want);

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use gapscope::base::{BlockId, Position, Stream};
 use gapscope::config::Dtype;
 use gapscope::ops::array::Device;
-use gapscope::ops::cuda::{Gpu, Spans};
+use gapscope::ops::cuda::{Floats, Gpu, Spans};
 use gapscope::ops::pages::{cuda, Pages};
 use gapscope::ops::round::slice_to_dtype;
+use gapscope::ops::sheet::Sheet;
 use gapscope::ops::spans::Span;
 use gapscope::ops::state::StateRow;
 
@@ -48,13 +49,36 @@ pub fn host_spans(lens: &[usize], positions: &[usize]) -> Vec<Span> {
 }
 
 /// The same on the device.
-pub fn spans(gpu: &Gpu, lens: &[usize], positions: &[usize]) -> Spans {
+pub fn spans(gpu: &Arc<Gpu>, lens: &[usize], positions: &[usize]) -> Spans {
     let list = host_spans(lens, positions);
-    Spans::upload(gpu, list.iter().map(|span| (span.start, span.len, span.position.index())))
+    let mut sheet = Sheet::new(&Device::Cuda(Arc::clone(gpu)));
+    let rows = list.iter().map(|span| (span.start, span.len, span.position.index()));
+    let spans = Spans::on(&mut sheet, rows);
+    sheet.send(None);
+    spans
+}
+
+/// Numbers on the device, in `dtype`, which they are rounded to already.
+pub fn on_device(gpu: &Arc<Gpu>, values: &[f32], dtype: Dtype) -> Floats {
+    Floats::upload(gpu, values).rounded_to(dtype)
+}
+
+/// Leaves memory of as many NaN behind as the next array of `len` elements needs: what an
+/// operation does not write is none of its numbers.
+pub fn poison(gpu: &Arc<Gpu>, len: usize, dtype: Dtype) {
+    drop(on_device(gpu, &vec![f32::NAN; len], dtype));
+}
+
+/// Where the states of a batch lie, on the device.
+pub fn state_rows_on(gpu: &Arc<Gpu>, rows: &[StateRow]) -> cuda::StateRows {
+    let mut sheet = Sheet::new(&Device::Cuda(Arc::clone(gpu)));
+    let rows = cuda::StateRows::on(&mut sheet, rows);
+    sheet.send(None);
+    rows
 }
 
 /// On the device, whole sequences.
-pub fn whole(gpu: &Gpu, lens: &[usize]) -> Spans {
+pub fn whole(gpu: &Arc<Gpu>, lens: &[usize]) -> Spans {
     spans(gpu, lens, &vec![0; lens.len()])
 }
 

@@ -1,11 +1,15 @@
 //! Log-probabilities, their gradient and sampling on the device against their CPU twins: the same
 //! tokens and the same bits.
 
+use std::sync::Arc;
+
 use gapscope::base::{Contract, LogProb, LogprobsMode, Stream, TokenId};
 use gapscope::config::Dtype;
+use gapscope::ops::array::{Array, Device};
+use gapscope::ops::cuda::Floats;
 use gapscope::ops::log_softmax::{self, cuda};
-use gapscope::ops::sampling::cuda::{log_prob_rows, sample_rows};
-use gapscope::ops::sampling::Sampler;
+use gapscope::ops::sampling::cuda::log_prob_rows;
+use gapscope::ops::sampling::{sample_rows, Noises, Sampler};
 
 use crate::sequences::{gpu, random, Report};
 
@@ -116,7 +120,7 @@ fn samples() {
         VOCABS.into_iter().flat_map(|v| batches(v).into_iter().map(move |l| (v, l)))
     {
         let count = logits.len() / vocab;
-        let device = gpu.upload(&logits);
+        let device = Array::Cuda(Floats::upload(&gpu, &logits));
         let mut stream = Stream::new(3, "cuda test noise", vocab as u64);
         for contract in contracts() {
             let mut noise: Vec<f64> = (0..count).map(|_| stream.uniform()).collect();
@@ -126,7 +130,8 @@ fn samples() {
             let rows = logits.chunks_exact(vocab).zip(&noise);
             let (tokens, log_probs): (Vec<TokenId>, Vec<LogProb>) =
                 rows.map(|(row, &noise)| sampler.sample(row, noise, &contract)).unzip();
-            let got = sample_rows(&gpu, &device.as_view(), vocab, &noise, &contract);
+            let noise = Noises::new(&Device::Cuda(Arc::clone(&gpu)), noise);
+            let got = sample_rows(&device, vocab, &noise, &contract).read();
             let (got_tokens, got_log_probs): (Vec<TokenId>, Vec<LogProb>) = got.into_iter().unzip();
             let what = || format!("{count} of {vocab}, {contract:?}");
             report.same_bytes(what, &bytes(&got_tokens), &bytes(&tokens));

@@ -6,46 +6,37 @@
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
-use crate::ops::cuda::{blocks, launch, Gpu, Kernel, OrFail, THREADS};
+use crate::ops::cuda::{blocks, launch, Floats, Gpu, Kernel, OrFail, THREADS};
 
-/// The given rows of x, `width` floats each, side by side.
+/// The given rows of x, `width` elements each, side by side.
 #[must_use]
-pub fn gather_rows(
-    gpu: &Gpu,
-    x: &CudaView<'_, f32>,
-    width: usize,
-    rows: &[usize],
-) -> CudaSlice<f32> {
-    let mut out = gpu.uninit(rows.len() * width);
+pub fn gather_rows(x: &Floats, width: usize, rows: &[usize]) -> Floats {
+    let gpu = x.gpu();
+    let out = Floats::uninit(gpu, rows.len() * width, x.dtype());
     if out.is_empty() {
         return out;
     }
     let rows = upload_rows(gpu, rows, x.len() / width);
-    let (len, width) = (out.len() as u64, width as u64);
+    let (len, from, to) = (out.len() as u64, x.rows(width), out.rows(width));
     launch!(gpu, Kernel::gather_rows, (blocks(len), 1), THREADS, 0;
-        x, &rows, &len, &width, &mut out);
+        &from, &rows, &len, &(width as u64), &to);
     out
 }
 
-/// The inverse of [`gather_rows`]: row i of x becomes row `rows[i]` of `count` rows; the others are
-/// zero. No row is named twice.
+/// The inverse of [`gather_rows`] for f32: row i of x becomes row `rows[i]` of `count` rows; the
+/// others are zero. No row is named twice.
 #[must_use]
-pub fn scatter_rows(
-    gpu: &Gpu,
-    x: &CudaView<'_, f32>,
-    width: usize,
-    rows: &[usize],
-    count: usize,
-) -> CudaSlice<f32> {
+pub fn scatter_rows(x: &Floats, width: usize, rows: &[usize], count: usize) -> Floats {
+    let gpu = x.gpu();
     assert_eq!(x.len(), rows.len() * width, "x is not one row a number");
-    let mut out = gpu.zeros(count * width);
+    let mut out = Floats::zeros(gpu, count * width);
     if x.is_empty() {
         return out;
     }
     let rows = upload_rows(gpu, rows, count);
     let (len, width) = (x.len() as u64, width as u64);
     launch!(gpu, Kernel::scatter_rows, (blocks(len), 1), THREADS, 0;
-        x, &rows, &len, &width, &mut out);
+        &x.view(), &rows, &len, &width, &mut out.view_mut());
     out
 }
 
@@ -55,16 +46,16 @@ pub fn add_weighted_rows(
     sums: &mut CudaViewMut<'_, f32>,
     width: usize,
     (rows, weights): (&[usize], &[f32]),
-    x: &CudaView<'_, f32>,
+    x: &Floats,
 ) {
     assert!(rows.len() == weights.len() && x.len() == rows.len() * width, "rows differ");
     if x.is_empty() {
         return;
     }
     let (rows, weights) = (upload_rows(gpu, rows, sums.len() / width), gpu.upload(weights));
-    let (len, width) = (x.len() as u64, width as u64);
+    let (from, len, width) = (x.rows(width), x.len() as u64, width as u64);
     launch!(gpu, Kernel::add_weighted_rows, (blocks(len), 1), THREADS, 0;
-        x, &rows, &weights, &len, &width, sums);
+        &from, &rows, &weights, &len, &width, sums);
 }
 
 /// Row i of x times `weights[i]`.

@@ -5,17 +5,15 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DeviceRepr};
 
 use super::Heads;
-use crate::base::BlockId;
 use crate::config::Dtype;
-use crate::ops::cuda::{dtype_code, launch, Gpu, Kernel, OrFail, Spans};
-use crate::ops::pages::cuda::{BlockTables, KeyValueArgument, Pages};
-use crate::ops::pages::KeyValueView;
-use crate::ops::spans::Span;
+use crate::ops::cuda::{launch, Floats, Gpu, Kernel, OrFail, RowsArgument, Spans};
+use crate::ops::pages::cuda::{KeyValueArgument, Pages};
+use crate::ops::pages::{KeyValueView, Tables};
 
-/// Threads of a block: one query of one head.
+/// Threads of a block: one query of one head or a few.
 const BLOCK: u32 = 128;
 /// Scratch of a launch. Rows go in turns to fit.
 const SCRATCH_BYTES: u64 = 1 << 30;
@@ -42,7 +40,7 @@ impl From<Heads> for HeadsArgument {
     }
 }
 
-/// Packed rows of all sequences: q `[T, Q·E]`, k and v `[T, G·E]`.
+/// Packed rows of all sequences for the backward: q `[T, Q·E]`, k and v `[T, G·E]`.
 #[derive(Debug)]
 pub struct Rows<'a> {
     pub q: CudaView<'a, f32>,
@@ -64,128 +62,155 @@ impl Rows<'_> {
 pub struct Paged {
     view: KeyValueView,
     argument: KeyValueArgument,
-    tables: BlockTables,
+    rows: usize,
+    longest: u32,
     /// What the argument points into.
     _buffer: Arc<CudaSlice<u8>>,
 }
 
 impl Paged {
-    /// One block table a span, each with room for the span's last position.
     #[must_use]
-    pub fn new(pages: &Pages, view: &KeyValueView, spans: &[Span], tables: &[&[BlockId]]) -> Self {
-        let tokens = |span: &Span| u32::try_from(span.positions().end).expect("32-bit positions");
-        let rows = tables.iter().copied().zip(spans.iter().map(tokens));
-        let tables = BlockTables::upload(pages.gpu(), view.block_tokens, rows);
-        let argument = view.argument(pages, &tables);
-        Self { view: *view, argument, tables, _buffer: pages.buffer(view.buffer) }
+    pub fn new(pages: &Pages, view: &KeyValueView, tables: &Tables) -> Self {
+        Self {
+            view: *view,
+            argument: view.argument(pages, tables),
+            rows: tables.len(),
+            longest: tables.longest(),
+            _buffer: pages.buffer(view.buffer),
+        }
     }
 
     fn assert_fits(&self, spans: &Spans) {
-        assert_eq!(self.tables.len(), spans.count as usize, "one block table a span");
+        assert_eq!(self.rows, spans.count as usize, "one block table a span");
     }
 }
 
-/// Writes keys and values `[T, G·E]` into pages, at their positions.
-pub fn store(
-    gpu: &Gpu,
-    places: &Paged,
-    spans: &Spans,
-    k: &CudaView<'_, f32>,
-    v: &CudaView<'_, f32>,
-) {
-    let Paged { view, argument, .. } = places;
+/// Writes keys and values `[T, G·E]` into pages of their dtype, at their positions.
+pub fn store(places: &Paged, spans: &Spans, k: &Floats, v: &Floats) {
+    let (Paged { view, argument, .. }, gpu) = (places, k.gpu());
     assert!(k.len() == spans.tokens as usize * view.row && v.len() == k.len(), "k and v differ");
+    assert!(k.dtype() == view.dtype && v.dtype() == view.dtype, "pages of another dtype");
     places.assert_fits(spans);
     if spans.tokens == 0 {
         return;
     }
-    let kernel = match view.dtype {
-        Dtype::F32 => Kernel::attention_store_f32,
-        Dtype::Bf16 => Kernel::attention_store_bf16,
-    };
-    launch!(gpu, kernel, (spans.tokens, (view.row as u32).div_ceil(BLOCK)), BLOCK, 0;
-        k, v, argument, &spans.positions, &spans.span_of_token);
+    let (positions, span_of_token) =
+        (spans.positions.address(gpu), spans.span_of_token.address(gpu));
+    let grid = (spans.tokens, (view.row as u32).div_ceil(BLOCK));
+    launch!(gpu, Kernel::attention_store, grid, BLOCK, 0;
+        &k.rows(view.row), &v.rows(view.row), argument, &positions, &span_of_token);
 }
 
-/// out[T, Q·E] from q[T, Q·E] over pages, which hold the rows' own keys and values already.
-pub fn forward_paged(
-    gpu: &Gpu,
-    heads: Heads,
-    q: &CudaView<'_, f32>,
-    places: &Paged,
-    spans: &Spans,
-    dtype: Dtype,
-    out: &mut CudaViewMut<'_, f32>,
-) {
+/// `struct Queries` of kernels/attention.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct QueriesArgument {
+    q: RowsArgument,
+    k: RowsArgument,
+    v: RowsArgument,
+    pages: KeyValueArgument,
+    starts: u64,
+    span_of_token: u64,
+    positions: u64,
+    heads: HeadsArgument,
+    first: u32,
+    longest: u32,
+    spill: u64,
+    out: RowsArgument,
+}
+
+// SAFETY: plain numbers, laid out as the kernels' struct of the same fields.
+unsafe impl DeviceRepr for QueriesArgument {}
+
+/// What a row sees.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen<'a> {
+    /// Its sequence's own rows, k and v `[T, G·E]`, of which the batch has all.
+    Own { k: &'a Floats, v: &'a Floats },
+    /// Pages, which hold the rows' own keys and values already.
+    Paged(&'a Paged),
+}
+
+/// out[T, Q·E] from q[T, Q·E], in its dtype.
+#[must_use]
+pub fn forward(heads: Heads, q: &Floats, seen: Seen<'_>, spans: &Spans) -> Floats {
+    let gpu = q.gpu();
     assert_eq!(q.len(), spans.tokens as usize * heads.query_row(), "q is not [T, Q, E]");
-    assert_eq!(q.len(), out.len(), "q and out differ");
-    let Paged { view, argument, tables, .. } = places;
-    places.assert_fits(spans);
-    assert_eq!(view.row, heads.key_value_row(), "the pages hold other heads");
+    let out = Floats::uninit(gpu, q.len(), q.dtype());
     if spans.tokens == 0 {
-        return;
+        return out;
     }
-    let kernel = match view.dtype {
-        Dtype::F32 => Kernel::attention_paged_f32,
-        Dtype::Bf16 => Kernel::attention_paged_bf16,
+    let row = heads.key_value_row();
+    let (k, v, pages, longest) = match seen {
+        Seen::Own { k, v } => {
+            assert_eq!(k.len(), spans.tokens as usize * row, "k is not [T, G, E]");
+            assert!(v.len() == k.len() && k.dtype() == q.dtype() && v.dtype() == q.dtype());
+            let (k, v) = (k.rows(row), v.rows(row));
+            assert_eq!(k.pitch(), v.pitch(), "k and v lie alike");
+            (k, v, KeyValueArgument::NONE, spans.longest)
+        }
+        Seen::Paged(places) => {
+            places.assert_fits(spans);
+            assert_eq!(places.view.row, row, "the pages hold other heads");
+            assert_eq!(places.view.dtype, q.dtype(), "pages of another dtype");
+            (RowsArgument::NONE, RowsArgument::NONE, places.argument, places.longest)
+        }
     };
-    let (longest, shape) = (tables.longest(), HeadsArgument::from(heads));
-    let room = Room::new(gpu, kernel, heads, spans.tokens, longest);
+    let room = Room::new(gpu, heads, spans.tokens, longest);
+    let queries = QueriesArgument {
+        q: q.rows(heads.query_row()),
+        k,
+        v,
+        pages,
+        starts: spans.starts.address(gpu),
+        span_of_token: spans.span_of_token.address(gpu),
+        positions: spans.positions.address(gpu),
+        heads: HeadsArgument::from(heads),
+        first: 0,
+        longest,
+        spill: room.spill.as_ref().map_or(0, |spill| spill.rows(1).address()),
+        out: out.rows(heads.query_row()),
+    };
     for (first, rows) in room.turns(spans.tokens) {
-        launch!(gpu, kernel, (rows, shape.query), BLOCK, room.shared_bytes;
-            q, argument, &spans.positions, &spans.span_of_token, &shape, &first, &longest,
-            &dtype_code(dtype), &room.address, &mut *out);
+        let grid = (rows, heads.query as u32 / room.heads_at_once);
+        launch!(gpu, room.kernel, grid, BLOCK, room.shared_bytes;
+            &QueriesArgument { first, ..queries });
     }
+    out
 }
 
-/// out[T, Q·E]: every sequence's own rows, seen whole.
-pub fn forward(
-    gpu: &Gpu,
-    heads: Heads,
-    rows: &Rows<'_>,
-    spans: &Spans,
-    dtype: Dtype,
-    out: &mut CudaViewMut<'_, f32>,
-) {
-    rows.assert_shapes(heads, spans);
-    let Rows { q, k, v } = rows;
-    assert_eq!(q.len(), out.len(), "q and out differ");
-    if spans.tokens == 0 {
-        return;
-    }
-    let (kernel, longest) = (Kernel::attention_own, spans.longest);
-    let shape = HeadsArgument::from(heads);
-    let room = Room::new(gpu, kernel, heads, spans.tokens, longest);
-    for (first, rows) in room.turns(spans.tokens) {
-        launch!(gpu, kernel, (rows, shape.query), BLOCK, room.shared_bytes;
-            q, k, v, &spans.starts, &spans.span_of_token, &shape, &first, &longest,
-            &dtype_code(dtype), &room.address, &mut *out);
-    }
-}
-
-/// Where the blocks of a launch keep their probabilities: in shared memory, or, where a context is
-/// too long for it, in memory that as many rows share as fit.
+/// How many heads a block works on, and where it keeps their probabilities: in shared memory, or,
+/// where a context is too long for it, in memory that as many rows share as fit.
 struct Room {
+    kernel: Kernel,
+    heads_at_once: u32,
     shared_bytes: u32,
     rows_at_once: u32,
-    /// Of `spill`; 0 where shared memory does.
-    address: u64,
-    _spill: Option<CudaSlice<f32>>,
+    spill: Option<Floats>,
 }
 
 impl Room {
-    fn new(gpu: &Gpu, kernel: Kernel, heads: Heads, rows: u32, longest: u32) -> Self {
-        let bytes = u64::from(longest) * 4;
-        if bytes <= gpu.dynamic_shared_bytes() {
-            let shared_bytes = bytes as u32;
-            gpu.allow_shared(kernel, shared_bytes);
-            return Self { shared_bytes, rows_at_once: rows, address: 0, _spill: None };
+    fn new(gpu: &Arc<Gpu>, heads: Heads, rows: u32, longest: u32) -> Self {
+        let bytes = |heads_at_once: u32, keys: u32| {
+            u64::from(heads_at_once) * (u64::from(keys) + heads.width as u64) * 4
+        };
+        let fits = |heads_at_once: u32| bytes(heads_at_once, longest) <= gpu.dynamic_shared_bytes();
+        let share = heads.query / heads.key_value;
+        let is_four = share.is_multiple_of(4) && fits(4);
+        let (kernel, heads_at_once) = match is_four {
+            true => (Kernel::attention_forward_4, 4),
+            false => (Kernel::attention_forward, 1),
+        };
+        let shared = if fits(heads_at_once) { longest } else { 0 };
+        let shared_bytes = bytes(heads_at_once, shared) as u32;
+        gpu.allow_shared(kernel, shared_bytes);
+        if fits(heads_at_once) {
+            return Self { kernel, heads_at_once, shared_bytes, rows_at_once: rows, spill: None };
         }
-        let fits = SCRATCH_BYTES / (bytes * heads.query as u64);
-        let rows_at_once = fits.clamp(1, u64::from(rows)) as u32;
-        let spill = gpu.uninit::<f32>(rows_at_once as usize * heads.query * longest as usize);
-        let address = spill.device_ptr(gpu.stream()).0;
-        Self { shared_bytes: 0, rows_at_once, address, _spill: Some(spill) }
+        let row = u64::from(longest) * heads.query as u64;
+        let rows_at_once = (SCRATCH_BYTES / (row * 4)).clamp(1, u64::from(rows)) as u32;
+        let spill = Floats::uninit(gpu, rows_at_once as usize * row as usize, Dtype::F32);
+        Self { kernel, heads_at_once, shared_bytes, rows_at_once, spill: Some(spill) }
     }
 
     /// `(first, rows)` of each launch.
@@ -227,13 +252,15 @@ pub fn backward(
     let row = u64::from(longest) * heads.query as u64;
     let at_once = (SCRATCH_BYTES / (2 * 4 * row)).clamp(1, u64::from(spans.tokens)) as u32;
     let [mut p, mut dscore] = [(); 2].map(|()| gpu.uninit::<f32>(at_once as usize * row as usize));
+    let [starts, lens, span_of_token] =
+        [&spans.starts, &spans.lens, &spans.span_of_token].map(|list| list.address(gpu));
     for first in (0..spans.tokens).step_by(at_once as usize) {
         let rows = at_once.min(spans.tokens - first);
         launch!(gpu, Kernel::attention_backward_query, (rows, shape.query), BLOCK, 0;
-            q, k, v, dout, &spans.starts, &spans.span_of_token, &shape, &first, &longest, &mut p,
-            &mut dscore, &mut gradients.q);
+            q, k, v, dout, &starts, &span_of_token, &shape, &first, &longest, &mut p, &mut dscore,
+            &mut gradients.q);
         launch!(gpu, Kernel::attention_backward_key, (spans.tokens, shape.key_value), BLOCK, 0;
-            q, dout, &p, &dscore, &spans.starts, &spans.lens, &spans.span_of_token, &shape, &first,
-            &(first + rows), &longest, &mut gradients.k, &mut gradients.v);
+            q, dout, &p, &dscore, &starts, &lens, &span_of_token, &shape, &first, &(first + rows),
+            &longest, &mut gradients.k, &mut gradients.v);
     }
 }

@@ -5,8 +5,7 @@
 
 use cudarc::driver::{CudaView, CudaViewMut};
 
-use crate::config::Dtype;
-use crate::ops::cuda::{dtype_code, launch, Floats, Gpu, Kernel, OrFail, Spans};
+use crate::ops::cuda::{launch, Floats, Gpu, Kernel, OrFail, Spans};
 use crate::ops::pages::cuda::States;
 use crate::ops::weights::{cuda::widen_transposed, Part};
 
@@ -70,31 +69,30 @@ impl Weights<'_> {
     }
 }
 
-/// y[T, D] = round(silu(taps)) of packed rows x[T, D]; each span's state advances.
-pub fn forward(
-    gpu: &Gpu,
-    weights: &Weights<'_>,
-    x_td: &CudaView<'_, f32>,
-    spans: &Spans,
-    states: &States,
-    dtype: Dtype,
-    y_td: &mut CudaViewMut<'_, f32>,
-) {
-    let (channels, taps) = (weights.channels(), weights.taps());
+/// y[T, D] = round(silu(taps)) of packed rows x[T, D], in x's dtype; each span's state advances.
+#[must_use]
+pub fn forward(weights: &Weights<'_>, x_td: &Floats, spans: &Spans, states: &States) -> Floats {
+    let (gpu, channels, taps) = (x_td.gpu(), weights.channels(), weights.taps());
     assert_eq!(x_td.len(), spans.tokens as usize * channels as usize, "x is not [T, D]");
-    assert_eq!(x_td.len(), y_td.len(), "x and y differ");
+    let y_td = Floats::uninit(gpu, x_td.len(), x_td.dtype());
     if spans.tokens == 0 {
-        return;
+        return y_td;
     }
     let state = states.conv(gpu, spans, (taps - 1) as usize * channels as usize);
-    let tiles = channels.div_ceil(TILE);
+    let (x, y) = (x_td.rows(channels as usize), y_td.rows(channels as usize));
+    let even = x.is_even(channels as usize) && state.is_even() && y.is_even(channels as usize);
+    // A span of one row reads all that it stores beside.
+    let advances = states.is_paged() && spans.longest == 1 && taps > 1;
+    let tiles = channels.div_ceil(if even { 8 * TILE } else { TILE });
+    let (starts, span_of_token) = (spans.starts.address(gpu), spans.span_of_token.address(gpu));
     launch!(gpu, Kernel::conv_forward, (spans.tokens, tiles), TILE, 0;
-        x_td, &weights.taps_kd, &weights.bias_d, &state, &spans.starts, &spans.span_of_token,
-        &channels, &taps, &dtype_code(dtype), y_td);
-    if states.is_paged() {
-        launch!(gpu, Kernel::conv_advance, (spans.count, tiles), TILE, 0;
-            x_td, &state, &spans.starts, &spans.lens, &channels, &taps);
+        &x, &weights.taps_kd, &weights.bias_d, &state, &starts, &span_of_token, &channels, &taps,
+        &u32::from(even), &u32::from(advances), &y);
+    if states.is_paged() && !advances {
+        launch!(gpu, Kernel::conv_advance, (spans.count, channels.div_ceil(TILE)), TILE, 0;
+            &x, &state, &starts, &spans.lens.address(gpu), &channels, &taps);
     }
+    y_td
 }
 
 /// Gradients, as the CPU's backward takes them: dx[T, D] overwritten; `dw[D, K]` and `dbias[D]`
@@ -124,14 +122,16 @@ pub fn backward(
         return;
     }
     let tiles = channels.div_ceil(TILE);
+    let [starts, lens, span_of_token] =
+        [&spans.starts, &spans.lens, &spans.span_of_token].map(|list| list.address(gpu));
     let mut dpre_td = gpu.uninit::<f32>(x_td.len());
     launch!(gpu, Kernel::conv_backward_pre, (spans.tokens, tiles), TILE, 0;
-        x_td, &weights.taps_kd, &weights.bias_d, dy_td, &spans.starts, &spans.span_of_token,
-        &channels, &taps, &mut dpre_td);
+        x_td, &weights.taps_kd, &weights.bias_d, dy_td, &starts, &span_of_token, &channels, &taps,
+        &mut dpre_td);
     launch!(gpu, Kernel::conv_backward_input, (spans.tokens, tiles), TILE, 0;
-        &dpre_td, &weights.taps_kd, &spans.starts, &spans.lens, &spans.span_of_token, &channels,
-        &taps, &mut gradients.x_td);
+        &dpre_td, &weights.taps_kd, &starts, &lens, &span_of_token, &channels, &taps,
+        &mut gradients.x_td);
     launch!(gpu, Kernel::conv_backward_weights, (tiles, taps + 1), TILE, 0;
-        &dpre_td, x_td, &spans.starts, &spans.lens, &spans.count, &channels, &taps,
+        &dpre_td, x_td, &starts, &lens, &spans.count, &channels, &taps,
         &mut gradients.w_dk, &mut gradients.bias_d);
 }

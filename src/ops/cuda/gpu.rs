@@ -1,16 +1,17 @@
 //! One open device: its context, its stream and its kernels.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{
-    result, sys, CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, DeviceRepr,
+    result, sys, CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, DevicePtr, DeviceRepr,
     DriverError, ValidAsZeroBits,
 };
 use cudarc::nvrtc::Ptx;
 use sys::CUmemPool_attribute as Attribute;
 
 use super::kernels::{Kernel, FILES};
+use super::memory::{Kept, Memory};
 use super::probe::{self, call};
 use super::{DeviceError, OrFail, ARCHITECTURES};
 use crate::ops::array::MemoryUse;
@@ -27,6 +28,8 @@ pub struct Gpu {
     functions: Vec<CudaFunction>,
     dynamic_shared_bytes: u64,
     library: Library,
+    /// Where arrays come from while launches are recorded.
+    kept: Mutex<Option<Arc<Kept>>>,
 }
 
 impl fmt::Debug for Gpu {
@@ -66,7 +69,8 @@ impl Gpu {
             return Err(DeviceError::NoLibrary);
         }
         let library = Library::open(&stream).map_err(|source| DeviceError::Library { source })?;
-        Ok(Arc::new(Self { stream, functions, dynamic_shared_bytes, library }))
+        let kept = Mutex::default();
+        Ok(Arc::new(Self { stream, functions, dynamic_shared_bytes, library, kept }))
     }
 
     #[must_use]
@@ -117,6 +121,35 @@ impl Gpu {
             self.stream.memset_zeros(&mut array).or_fail("zeroing an array");
         }
         array
+    }
+
+    /// Bytes for an array, whose contents are whatever was there.
+    pub(super) fn memory_for(&self, bytes: u64) -> Memory {
+        let bytes = usize::try_from(bytes).expect("device memory is addressed in 64 bits");
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some(kept) => Memory::from_kept(self, kept, bytes),
+            None => Memory::of(self.uninit(bytes)),
+        }
+    }
+
+    /// From now on arrays come from `kept`, or from the driver again.
+    pub(super) fn keep(&self, kept: Option<Arc<Kept>>) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
+    }
+
+    /// Overwrites an array, which others may point into, from its beginning.
+    pub(in crate::ops) fn copy_to(&self, host: &[u32], array: &CudaSlice<u32>) {
+        assert_eq!(host.len(), array.len(), "an array of another length");
+        if host.is_empty() {
+            return;
+        }
+        self.stream.context().bind_to_thread().or_fail("taking the device to this thread");
+        let to = array.device_ptr(&self.stream).0;
+        // SAFETY: the lengths are equal. Pageable memory is read before the call returns, and the
+        // stream orders the copy behind every launch that read the old numbers.
+        unsafe { result::memcpy_htod_async(to, host, self.stream.cu_stream()) }
+            .or_fail("a copy to the device");
     }
 
     /// The host's values on the device; they may be dropped at once.

@@ -24,15 +24,16 @@ kernels! {
     "conv": conv_forward conv_advance conv_backward_pre conv_backward_input conv_backward_weights;
     "scan": scan_forward_16 scan_forward_any scan_load scan_store scan_backward_16
         scan_backward_any scan_sum_channels scan_sum_rows scan_backward_weights;
-    "attention": attention_store_f32 attention_store_bf16 attention_paged_f32 attention_paged_bf16
-        attention_own attention_backward_query attention_backward_key;
-    "gemm": gemm_forward_f32 gemm_finish gemm_input_gradient_f32 gemm_input_gradient_bf16
+    "state_update": state_update;
+    "attention": attention_store attention_forward attention_forward_4;
+    "attention_backward": attention_backward_query attention_backward_key;
+    "gemm": gemm_forward_f32 gemm_add_bias gemm_input_gradient_f32 gemm_input_gradient_bf16
         gemm_weight_gradient gemm_bias_gradient;
-    "gemm_mma": gemm_forward_mma gemm_to_bf16;
-    "rms_norm": rms_norm_forward rms_norm_backward_x rms_norm_backward_w;
+    "gemm_mma": gemm_forward_mma gemm_count_differing;
+    "rms_norm": rms_norm_forward rms_norm_three rms_norm_backward_x rms_norm_backward_w;
     "log_softmax": log_softmax_forward log_softmax_backward;
     "sampling": sample_rows;
-    "round": round_to add_rounded;
+    "round": copy_rounded add_rounded;
     "swiglu": swiglu_forward swiglu_backward;
     "rope": rope_forward rope_backward;
     "rows": gather_rows scatter_rows add_weighted_rows scale_rows row_dots;

@@ -7,16 +7,21 @@
 mod error;
 mod floats;
 mod gpu;
+mod graph;
 mod kernels;
 mod launch;
+mod memory;
 mod probe;
 mod spans;
 
 pub use error::{DeviceError, OrFail};
+pub(in crate::ops) use floats::RowsArgument;
 pub use floats::{Floats, FloatsMut};
 pub use gpu::Gpu;
+pub use graph::Graph;
 pub use kernels::Kernel;
 pub(crate) use launch::{blocks, launch, THREADS};
+pub use memory::{Kept, Memory};
 pub use probe::{cublaslt_version, devices, driver_version, nccl_version, DeviceInfo};
 pub use spans::Spans;
 

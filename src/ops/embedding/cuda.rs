@@ -3,31 +3,30 @@
 // Launches are raw calls: each wrapper asserts the lengths that its kernels index.
 #![allow(unsafe_code)]
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 
 use crate::base::TokenId;
 use crate::config::Dtype;
-use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, THREADS};
+use crate::ops::cuda::{blocks, dtype_code, launch, Floats, Gpu, Kernel, OrFail, THREADS};
+use crate::ops::sheet::Numbers;
+use crate::ops::weights::cuda::Bytes;
 
-/// x[T, H], `width` being H, from the table's bytes `[V, H]` in the compute dtype.
+/// x[T, H], `width` being H, from the table `[V, H]`, in `dtype`.
 #[must_use]
-pub fn forward(
-    gpu: &Gpu,
-    table_vh: &CudaView<'_, u8>,
-    dtype: Dtype,
-    width: usize,
-    tokens: &[TokenId],
-) -> CudaSlice<f32> {
-    let vocabulary = table_vh.len() / (width * dtype.bytes() as usize);
-    let numbers: Vec<u32> = tokens.iter().map(|token| number(*token, vocabulary)).collect();
-    let mut x_th = gpu.uninit(tokens.len() * width);
+pub fn forward(table_vh: &Bytes, width: usize, tokens: &Numbers, dtype: Dtype) -> Floats {
+    let gpu = table_vh.gpu();
+    let x_th = Floats::uninit(gpu, tokens.len() * width, dtype);
     if x_th.is_empty() {
         return x_th;
     }
-    let tokens = gpu.upload(&numbers);
-    let (len, width) = (x_th.len() as u64, width as u64);
-    launch!(gpu, Kernel::embedding_forward, (blocks(len), 1), THREADS, 0;
-        table_vh, &tokens, &len, &width, &dtype_code(dtype), &mut x_th);
+    let (table, x) = (table_vh.view(), x_th.rows(width));
+    let start = table.device_ptr(gpu.stream()).0;
+    let even = x.is_even(width) && start.is_multiple_of(16);
+    let len = x_th.len() as u64;
+    let threads = if even { len / 8 } else { len };
+    launch!(gpu, Kernel::embedding_forward, (blocks(threads), 1), THREADS, 0;
+        &table, &tokens.address(gpu), &len, &(width as u64), &dtype_code(table_vh.dtype()),
+        &u32::from(even), &x);
     x_th
 }
 

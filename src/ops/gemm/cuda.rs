@@ -12,16 +12,17 @@
 mod library;
 mod linear;
 mod problem;
+mod timing;
 
 pub use library::Library;
 pub use linear::Linear;
 pub(in crate::ops) use problem::ALIGNMENT;
 
-use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
+use cudarc::driver::{CudaView, CudaViewMut};
 
 use super::Into;
 use crate::config::{Arithmetic, Dtype};
-use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, THREADS};
+use crate::ops::cuda::{blocks, launch, Floats, Gpu, Kernel, OrFail, RowsArgument, THREADS};
 
 /// Outputs along each side of a block of threads.
 const SIDE: u64 = 64;
@@ -45,14 +46,34 @@ struct Shape {
     k: u64,
 }
 
+/// A forward product of bf16 matrices: elements from one row of x to the next, dtype of y.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Product {
+    shape: Shape,
+    pitch: u64,
+    dtype: Dtype,
+}
+
+impl Product {
+    /// The same at a number of rows that stands for those about as many: tiles suit a range.
+    fn rounded(self) -> Self {
+        let step = match self.shape.m {
+            0..=32 => 8,
+            33..=256 => 32,
+            257..=1024 => 128,
+            _ => 1024,
+        };
+        Self { shape: Shape { m: self.shape.m.next_multiple_of(step), ..self.shape }, ..self }
+    }
+}
+
 impl Weight<'_> {
-    /// The shape of a product with `x_len` floats of input and `y_len` of output.
-    fn shape(&self, x_len: usize, y_len: usize) -> Shape {
+    /// The shape of a product with `x_len` elements of input.
+    fn shape(&self, x_len: usize) -> Shape {
         let (n, k) = (self.outputs, self.inner);
         assert!(n > 0 && k > 0, "a product of an empty matrix");
         let m = x_len / k;
         assert_eq!(x_len, m * k, "x is not [{m}, {k}]");
-        assert_eq!(y_len, m * n, "y is not [{m}, {n}]");
         let bytes = (n * k) as u64 * self.dtype.bytes();
         assert_eq!(self.bytes_nk.len() as u64, bytes, "the weight is not [{n}, {k}]");
         Shape { m: m as u64, n: n as u64, k: k as u64 }
@@ -66,79 +87,82 @@ fn grid(rows: u64, columns: u64) -> (u32, u32) {
     (blocks.0 as u32, blocks.1 as u32)
 }
 
-/// y[M, N] = round(x[M, K] · Wᵀ + bias). Where the weight is bf16, x must hold bf16 values,
-/// and fast arithmetic takes the library's first choice, whose order changes with M. f32 has one
-/// kernel.
+/// y[M, N] = round(x[M, K] · Wᵀ + bias). x and the weight are of one dtype. For bf16 fast
+/// arithmetic takes the library's first choice, whose order changes with M. f32 has one kernel.
+#[must_use]
 pub fn forward(
-    gpu: &Gpu,
-    x_mk: &CudaView<'_, f32>,
+    x_mk: &Floats,
     weight: &Weight<'_>,
     bias_n: Option<&CudaView<'_, f32>>,
     arithmetic: Arithmetic,
     dtype: Dtype,
-    y_mn: &mut CudaViewMut<'_, f32>,
-) {
-    let shape = weight.shape(x_mk.len(), y_mn.len());
-    if shape.m == 0 {
-        return;
+) -> Floats {
+    let (gpu, shape) = (x_mk.gpu(), weight.shape(x_mk.len()));
+    assert_eq!(x_mk.dtype(), weight.dtype, "x and the weight are of one dtype");
+    let Some(bias_n) = bias_n else { return product(x_mk, weight, shape, arithmetic, dtype) };
+    // A bias is added to the sum before it is rounded.
+    assert_eq!(bias_n.len() as u64, shape.n, "the bias is not [{}]", shape.n);
+    let sums_mn = product(x_mk, weight, shape, arithmetic, Dtype::F32);
+    let y_mn = Floats::uninit(gpu, sums_mn.len(), dtype);
+    if shape.m > 0 {
+        let (len, out) = (shape.m * shape.n, y_mn.rows(weight.outputs));
+        launch!(gpu, Kernel::gemm_add_bias, (blocks(len), 1), THREADS, 0;
+            &sums_mn.view(), bias_n, &len, &shape.n, &out);
     }
-    match weight.dtype {
-        Dtype::F32 => {
-            launch!(gpu, Kernel::gemm_forward_f32, grid(shape.m, shape.n), THREADS, 0;
-                x_mk, &weight.bytes_nk, &shape.m, &shape.n, &shape.k, &mut *y_mn);
-        }
-        Dtype::Bf16 => {
-            if !gpu.library().product(gpu, arithmetic, shape, x_mk, &weight.bytes_nk, y_mn) {
-                forward_mma(gpu, shape, x_mk, &weight.bytes_nk, y_mn);
-            }
-        }
-    }
-    if bias_n.is_some() || dtype == Dtype::Bf16 {
-        finish(gpu, bias_n, dtype, shape, y_mn);
-    }
+    y_mn
 }
 
-/// The definition of the bf16 product, as bare accumulators. Any shape, any alignment.
+fn product(
+    x_mk: &Floats,
+    weight: &Weight<'_>,
+    shape: Shape,
+    arithmetic: Arithmetic,
+    dtype: Dtype,
+) -> Floats {
+    let gpu = x_mk.gpu();
+    let mut y_mn = Floats::uninit(gpu, (shape.m * shape.n) as usize, dtype);
+    if shape.m == 0 {
+        return y_mn;
+    }
+    let x = x_mk.rows(weight.inner);
+    if weight.dtype == Dtype::F32 {
+        assert_eq!(dtype, Dtype::F32, "a product of f32 is f32");
+        launch!(gpu, Kernel::gemm_forward_f32, grid(shape.m, shape.n), THREADS, 0;
+            &x, &weight.bytes_nk, &shape.m, &shape.n, &shape.k, &mut y_mn.view_mut());
+        return y_mn;
+    }
+    let y = y_mn.rows(weight.outputs);
+    let product = Product { shape, pitch: x.pitch(), dtype };
+    if !gpu.library().product(gpu, arithmetic, product, &x, &weight.bytes_nk, &y) {
+        forward_mma(gpu, shape, &x, &weight.bytes_nk, &y);
+    }
+    y_mn
+}
+
+/// The definition of the bf16 product. Any shape, any alignment.
 fn forward_mma(
     gpu: &Gpu,
     shape: Shape,
-    x_mk: &CudaView<'_, f32>,
+    x_mk: &RowsArgument,
     w_nk: &CudaView<'_, u8>,
-    y_mn: &mut CudaViewMut<'_, f32>,
+    y_mn: &RowsArgument,
 ) {
     launch!(gpu, Kernel::gemm_forward_mma, grid(shape.m, shape.n), MMA_THREADS, 0;
         x_mk, w_nk, &shape.m, &shape.n, &shape.k, y_mn);
 }
 
-/// [`forward`] by our own kernel alone, without bias or rounding: what the library is held to.
-pub fn forward_defined(
-    gpu: &Gpu,
-    x_mk: &CudaView<'_, f32>,
-    weight: &Weight<'_>,
-    y_mn: &mut CudaViewMut<'_, f32>,
-) {
+/// [`forward`] by our own kernel alone, without a bias: what the library is held to.
+#[must_use]
+pub fn forward_defined(x_mk: &Floats, weight: &Weight<'_>, dtype: Dtype) -> Floats {
     assert_eq!(weight.dtype, Dtype::Bf16, "the f32 product has one kernel");
-    let shape = weight.shape(x_mk.len(), y_mn.len());
+    assert_eq!(x_mk.dtype(), Dtype::Bf16, "x and the weight are of one dtype");
+    let (gpu, shape) = (x_mk.gpu(), weight.shape(x_mk.len()));
+    let y_mn = Floats::uninit(gpu, (shape.m * shape.n) as usize, dtype);
     if shape.m > 0 {
-        forward_mma(gpu, shape, x_mk, &weight.bytes_nk, y_mn);
+        let (x, y) = (x_mk.rows(weight.inner), y_mn.rows(weight.outputs));
+        forward_mma(gpu, shape, &x, &weight.bytes_nk, &y);
     }
-}
-
-/// What follows a finished sum: the bias, then rounding.
-fn finish(
-    gpu: &Gpu,
-    bias_n: Option<&CudaView<'_, f32>>,
-    dtype: Dtype,
-    shape: Shape,
-    y_mn: &mut CudaViewMut<'_, f32>,
-) {
-    let bias: u64 = bias_n.map_or(0, |bias_n| {
-        assert_eq!(bias_n.len() as u64, shape.n, "the bias is not [{}]", shape.n);
-        bias_n.device_ptr(gpu.stream()).0
-    });
-    let len = shape.m * shape.n;
-    launch!(gpu, Kernel::gemm_finish, (blocks(len), 1), THREADS, 0;
-        &bias, &dtype_code(dtype), &len, &shape.n, y_mn);
+    y_mn
 }
 
 /// `dx[M, K] (+)= dy[M, N] · W`, in f32 for either dtype of the weight.
@@ -149,7 +173,8 @@ pub fn input_gradient(
     into: Into,
     dx_mk: &mut CudaViewMut<'_, f32>,
 ) {
-    let shape = weight.shape(dx_mk.len(), dy_mn.len());
+    let shape = weight.shape(dx_mk.len());
+    assert_eq!(dy_mn.len() as u64, shape.m * shape.n, "dy is not [{}, {}]", shape.m, shape.n);
     if shape.m == 0 {
         return;
     }

@@ -112,3 +112,51 @@ impl Projection {
         }
     }
 }
+
+/// Several projections of one input, y_i = x · W_iᵀ + bias_i. Where their weights lie side by side
+/// on a GPU the outputs are columns of one product.
+#[derive(Clone, Debug)]
+pub struct Joined<const COUNT: usize> {
+    each: [Projection; COUNT],
+    #[cfg(feature = "cuda")]
+    whole: Option<cuda::Linear>,
+}
+
+impl<const COUNT: usize> Joined<COUNT> {
+    /// From weights `[N_i, K]` and biases `[N_i]`, empty where there is none.
+    #[must_use]
+    pub fn new(parts: [(Part<'_>, Part<'_>); COUNT], inner: usize, purpose: Purpose) -> Self {
+        Self {
+            each: parts.map(|(w_nk, bias_n)| Projection::new(w_nk, bias_n, inner, purpose)),
+            #[cfg(feature = "cuda")]
+            whole: {
+                let whole =
+                    (Part::joined(parts.map(|part| part.0)), Part::joined(parts.map(|p| p.1)));
+                let linear = |(w_nk, bias_n): (Part<'_>, Part<'_>)| {
+                    cuda::Linear::new(w_nk, bias_n, inner, purpose.arithmetic)
+                };
+                whole.0.zip(whole.1).map(linear)
+            },
+        }
+    }
+
+    #[must_use]
+    pub fn each(&self) -> &[Projection; COUNT] {
+        &self.each
+    }
+
+    /// Of x[M, K] the outputs `[M, N_i]`.
+    #[must_use]
+    pub fn forward(&self, x_mk: &Array, dtype: Dtype) -> [Array; COUNT] {
+        #[cfg(feature = "cuda")]
+        if let (Some(whole), Array::Cuda(x_mk)) = (&self.whole, x_mk) {
+            let all = whole.forward(x_mk, dtype);
+            let mut end = 0;
+            return self.each.each_ref().map(|one| {
+                end += one.outputs();
+                Array::Cuda(all.columns(whole.outputs(), end - one.outputs()..end))
+            });
+        }
+        self.each.each_ref().map(|one| one.forward(x_mk, dtype))
+    }
+}

@@ -5,7 +5,6 @@
 
 mod tables;
 
-pub use tables::BlockTables;
 pub(in crate::ops) use tables::KeyValueArgument;
 
 use std::fmt;
@@ -18,6 +17,7 @@ use super::StateView;
 use crate::base::BlockId;
 use crate::config::Dtype;
 use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, Spans, THREADS};
+use crate::ops::sheet::{Numbers, Sheet};
 use crate::ops::state::StateRow;
 
 /// Zeroed in pieces, so that no single command is as long as a pool.
@@ -161,14 +161,36 @@ pub struct Paged {
     view: StateView,
     /// The layer's.
     buffer: Arc<CudaSlice<u8>>,
-    blocks: CudaSlice<u32>,
-    sources: CudaSlice<u32>,
-    reads: CudaSlice<u32>,
-    count: usize,
-    highest: BlockId,
+    rows: StateRows,
     /// Width of slot x stride for the ssm state; a convolution's is always 64.
     bits: u32,
     copies: Option<Copies>,
+}
+
+/// For each row the block that its state is stored to, the one that it comes from, and whether that
+/// is read.
+#[derive(Clone, Debug)]
+pub struct StateRows {
+    blocks: Numbers,
+    sources: Numbers,
+    reads: Numbers,
+    count: usize,
+    highest: BlockId,
+}
+
+impl StateRows {
+    #[must_use]
+    pub fn on(sheet: &mut Sheet, rows: &[StateRow]) -> Self {
+        // Where nothing is read any block of the pool will do.
+        let source = |row: &StateRow| row.from.unwrap_or(row.block);
+        Self {
+            blocks: sheet.list(rows.iter().map(|row| row.block.get())),
+            sources: sheet.list(rows.iter().map(|row| source(row).get())),
+            reads: sheet.list(rows.iter().map(|row| u32::from(row.from.is_some()))),
+            count: rows.len(),
+            highest: rows.iter().map(|row| row.block.max(source(row))).max().unwrap_or_default(),
+        }
+    }
 }
 
 /// ssm states of the rows that read one, as they were when the pass began, side by side.
@@ -196,27 +218,25 @@ pub(in crate::ops) struct StateArgument {
 // SAFETY: plain numbers, laid out as the kernels' struct of the same fields.
 unsafe impl DeviceRepr for StateArgument {}
 
+impl StateArgument {
+    /// Whether every state begins where a thread can read 16 bytes at once.
+    pub(in crate::ops) fn is_even(&self) -> bool {
+        let width = if self.dtype == dtype_code(Dtype::Bf16) { 2 } else { 4 };
+        [self.pages, self.offset, self.stride * width].iter().all(|at| at.is_multiple_of(16))
+    }
+
+    pub(in crate::ops) fn is_paged(&self) -> bool {
+        self.pages != 0
+    }
+}
+
 impl States {
     /// One row a span, in a layer's pages.
     #[must_use]
-    pub fn paged(pages: &Pages, view: &StateView, rows: &[StateRow], bits: u32) -> Self {
-        let blocks: Vec<u32> = rows.iter().map(|row| row.block.get()).collect();
-        // Where nothing is read any block of the pool will do.
-        let source = |row: &StateRow| row.from.unwrap_or(row.block);
-        let sources: Vec<u32> = rows.iter().map(|row| source(row).get()).collect();
-        let reads: Vec<u32> = rows.iter().map(|row| u32::from(row.from.is_some())).collect();
-        let mut paged = Paged {
-            view: *view,
-            buffer: Arc::clone(&pages.buffers[view.buffer]),
-            count: rows.len(),
-            highest: rows.iter().map(|row| row.block.max(source(row))).max().unwrap_or_default(),
-            blocks: pages.gpu.upload(&blocks),
-            sources: pages.gpu.upload(&sources),
-            reads: pages.gpu.upload(&reads),
-            bits,
-            copies: None,
-        };
-        if bits < u64::BITS && !rows.is_empty() {
+    pub fn paged(pages: &Pages, view: &StateView, rows: &StateRows, bits: u32) -> Self {
+        let buffer = Arc::clone(&pages.buffers[view.buffer]);
+        let mut paged = Paged { view: *view, buffer, rows: rows.clone(), bits, copies: None };
+        if bits < u64::BITS && rows.count > 0 {
             paged.copies = Some(paged.copy(&pages.gpu));
         }
         Self::Paged(Box::new(paged))
@@ -226,7 +246,7 @@ impl States {
     pub fn len(&self) -> usize {
         match self {
             Self::Fresh { count } => *count,
-            Self::Paged(paged) => paged.count,
+            Self::Paged(paged) => paged.rows.count,
         }
     }
 
@@ -241,12 +261,12 @@ impl States {
         let Self::Paged(paged) = self else { return StateArgument::default() };
         let view = &paged.view;
         assert_eq!(view.conv_elements, elements as u64, "a whole convolution state");
-        paged.assert_holds(view.conv_bytes(paged.highest));
+        paged.assert_holds(view.conv_bytes(paged.rows.highest));
         StateArgument {
             pages: address(gpu, &paged.buffer),
-            slots: address(gpu, &paged.blocks),
-            sources: address(gpu, &paged.sources),
-            reads: address(gpu, &paged.reads),
+            slots: paged.rows.blocks.address(gpu),
+            sources: paged.rows.sources.address(gpu),
+            reads: paged.rows.reads.address(gpu),
             offset: 0,
             stride: view.page_bytes() / view.conv_dtype.bytes(),
             dtype: dtype_code(view.conv_dtype),
@@ -274,7 +294,7 @@ impl States {
                 pages: address(gpu, &copies.bytes),
                 slots: address(gpu, &copies.places),
                 sources: address(gpu, &copies.places),
-                reads: address(gpu, &paged.reads),
+                reads: paged.rows.reads.address(gpu),
                 stride: view.ssm_elements,
                 bits: u64::BITS,
                 ..fresh
@@ -288,7 +308,7 @@ impl States {
         let Self::Paged(paged) = self else { return };
         let Some(copies) = &paged.copies else { return };
         let (state, len) = (paged.in_pages(gpu), paged.view.ssm_elements);
-        for span in 0..paged.count as u32 {
+        for span in 0..paged.rows.count as u32 {
             launch!(gpu, Kernel::scan_store, (blocks(len), 1), THREADS, 0;
                 &copies.bytes, &state, &span, &len);
         }
@@ -304,13 +324,13 @@ impl Paged {
     fn in_pages(&self, gpu: &Gpu) -> StateArgument {
         let view = &self.view;
         // A narrower product is at most the whole one, of this block and of every lower one.
-        self.assert_holds(view.ssm_bytes(self.highest, u64::BITS));
+        self.assert_holds(view.ssm_bytes(self.rows.highest, u64::BITS));
         assert!(u32::try_from(view.ssm_stride).is_ok(), "a stride of {} elements", view.ssm_stride);
         StateArgument {
             pages: address(gpu, &self.buffer),
-            slots: address(gpu, &self.blocks),
-            sources: address(gpu, &self.sources),
-            reads: address(gpu, &self.reads),
+            slots: self.rows.blocks.address(gpu),
+            sources: self.rows.sources.address(gpu),
+            reads: self.rows.reads.address(gpu),
             offset: view.ssm_offset,
             stride: view.ssm_stride,
             dtype: dtype_code(view.ssm_dtype),
@@ -319,7 +339,7 @@ impl Paged {
     }
 
     fn copy(&self, gpu: &Gpu) -> Copies {
-        let (len, rows) = (self.view.ssm_elements, self.count as u32);
+        let (len, rows) = (self.view.ssm_elements, self.rows.count as u32);
         let bytes = len * self.view.ssm_dtype.bytes() * u64::from(rows);
         let mut bytes = gpu.uninit::<u8>(bytes as usize);
         launch!(gpu, Kernel::scan_load, (blocks(len), rows), THREADS, 0;
@@ -328,6 +348,6 @@ impl Paged {
     }
 
     fn assert_holds(&self, bytes: Range<u64>) {
-        assert!(bytes.end <= self.buffer.len() as u64, "block {} is in no page", self.highest);
+        assert!(bytes.end <= self.buffer.len() as u64, "block {} is in no page", self.rows.highest);
     }
 }

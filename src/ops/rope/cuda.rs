@@ -7,8 +7,7 @@
 use cudarc::driver::{CudaSlice, CudaViewMut};
 
 use super::Turns as HostTurns;
-use crate::config::Dtype;
-use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, THREADS};
+use crate::ops::cuda::{blocks, launch, Floats, Gpu, Kernel, OrFail, THREADS};
 
 /// Cosine and sine of each row's angles, `[T, E / 2]` each.
 #[derive(Debug)]
@@ -41,11 +40,12 @@ impl Turns {
     }
 }
 
-/// x[T, Q, E] in place.
-pub fn forward(gpu: &Gpu, turns: &Turns, x: &mut CudaViewMut<'_, f32>, dtype: Dtype) {
+/// x[T, Q, E] in place, rounded to its dtype.
+pub fn forward(turns: &Turns, x: &mut Floats) {
     let Some((pairs, heads)) = turns.shape(x.len()) else { return };
-    launch!(gpu, Kernel::rope_forward, (blocks(pairs), 1), THREADS, 0;
-        x, &turns.cos, &turns.sin, &pairs, &heads, &turns.half, &dtype_code(dtype));
+    let rows = x.rows(heads as usize * 2 * turns.half as usize);
+    launch!(x.gpu(), Kernel::rope_forward, (blocks(pairs), 1), THREADS, 0;
+        &rows, &turns.cos, &turns.sin, &pairs, &heads, &turns.half);
 }
 
 /// The gradient by [`forward`]'s output into that by its input, in place.

@@ -8,9 +8,10 @@
 use cudarc::driver::CudaView;
 use rayon::prelude::*;
 
-use super::Sampler;
+use super::{Noises, Sampler};
 use crate::base::{Contract, LogProb, TokenId};
-use crate::ops::cuda::{launch, Gpu, Kernel, OrFail};
+use crate::config::Dtype;
+use crate::ops::cuda::{launch, Floats, Gpu, Kernel, OrFail};
 use crate::ops::log_softmax::cuda::{log_probs, rows, tiles, THREADS};
 
 /// What scores are divided by before the softmax.
@@ -27,41 +28,55 @@ fn recorded(nats: f32) -> LogProb {
     LogProb::new(if nats.is_nan() { f32::NAN } else { nats })
 }
 
-/// A token for each row of logits[R, V], the one that its noise in [0, 1) picks, and its
-/// log-probability: see [`Sampler::sample`]. One download.
+/// Tokens and log-probabilities on their way from a launch.
+#[derive(Debug)]
+pub struct Picks {
+    /// `[R, 2]`: a token, and the bits of its log-probability.
+    picks_r2: Floats,
+}
+
+impl Picks {
+    /// What the last launch has left, once it is done.
+    #[must_use]
+    pub fn read(&self) -> Vec<(TokenId, LogProb)> {
+        let picks = self.picks_r2.to_host();
+        let (picks, _) = picks.as_chunks::<2>();
+        let pick = |&[token, nats]: &[f32; 2]| (TokenId::new(token.to_bits()), recorded(nats));
+        picks.iter().map(pick).collect()
+    }
+}
+
+/// A token for each row of logits[R, V], the one that its noise picks, and its log-probability: see
+/// [`Sampler::sample`]. The contract has no filters.
 #[must_use]
-pub fn sample_rows(
-    gpu: &Gpu,
-    logits_rv: &CudaView<'_, f32>,
+pub fn sample_rows(logits_rv: &Floats, vocab: usize, noise: &Noises, contract: &Contract) -> Picks {
+    let gpu = logits_rv.gpu();
+    assert!(!contract.has_filters(), "filters are the CPU's");
+    let rows = rows(logits_rv.len(), vocab, noise.len());
+    let picks_r2 = Floats::uninit(gpu, 2 * noise.len(), Dtype::F32);
+    if rows > 0 {
+        let shared = 12 * tiles(vocab);
+        launch!(gpu, Kernel::sample_rows, (rows, 1), THREADS, shared;
+            &logits_rv.view(), &(vocab as u64), &contract.temperature,
+            &u32::from(contract.is_greedy()), &noise.numbers().address(gpu),
+            &score_temperature(contract), &picks_r2.rows(2).address());
+    }
+    Picks { picks_r2 }
+}
+
+/// The same under any contract, by the CPU.
+#[must_use]
+pub fn sample_rows_on_host(
+    logits_rv: &Floats,
     vocab: usize,
     noise: &[f64],
     contract: &Contract,
 ) -> Vec<(TokenId, LogProb)> {
-    let rows = rows(logits_rv.len(), vocab, noise.len());
-    let outside = noise.iter().find(|noise| !(0.0..1.0).contains(*noise));
-    assert!(outside.is_none(), "noise of {outside:?} is not in [0, 1)");
-    if rows == 0 {
-        return Vec::new();
-    }
-    if contract.has_filters() {
-        let logits_rv = gpu.download(logits_rv);
-        let each = logits_rv.par_chunks_exact(vocab).zip(noise);
-        let sample = |sampler: &mut Sampler, (row, &noise): (&[f32], &f64)| {
-            sampler.sample(row, noise, contract)
-        };
-        return each.map_init(Sampler::default, sample).collect();
-    }
-    let noise_r = gpu.upload(noise);
-    let mut picks_r2 = gpu.uninit::<u32>(2 * noise.len());
-    launch!(gpu, Kernel::sample_rows, (rows, 1), THREADS, 8 * tiles(vocab);
-        logits_rv, &(vocab as u64), &contract.temperature, &u32::from(contract.is_greedy()),
-        &noise_r, &score_temperature(contract), &mut picks_r2);
-    let picks_r2 = gpu.download(&picks_r2.as_view());
-    let (picks, _) = picks_r2.as_chunks::<2>();
-    picks
-        .iter()
-        .map(|&[token, nats]| (TokenId::new(token), recorded(f32::from_bits(nats))))
-        .collect()
+    let logits_rv = logits_rv.to_host();
+    let each = logits_rv.par_chunks_exact(vocab).zip(noise);
+    let sample =
+        |sampler: &mut Sampler, (row, &noise): (&[f32], &f64)| sampler.sample(row, noise, contract);
+    each.map_init(Sampler::default, sample).collect()
 }
 
 /// log p of each row's target under the contract, from logits[R, V]: see [`Sampler::log_prob`]. One

@@ -1,17 +1,24 @@
 //! The selective scan on the device, forward and backward bit for bit the CPU's (kernels/scan.cu).
 
-// Launches are raw calls: each wrapper asserts the lengths that its kernels index.
+// A struct that a kernel takes by value is promised to be plain numbers; launches are raw calls.
 #![allow(unsafe_code)]
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use std::borrow::Cow;
+
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 
 use crate::config::{Arithmetic, Dtype};
-use crate::ops::cuda::{dtype_code, launch, Floats, Gpu, Kernel, OrFail, Spans};
-use crate::ops::pages::cuda::States;
+use crate::ops::cuda::{dtype_code, launch, Floats, Gpu, Kernel, OrFail, RowsArgument, Spans};
+use crate::ops::pages::cuda::{StateArgument, States};
 use crate::ops::weights::{cuda::negative_exp, Part};
 
 /// Channels of one block of threads.
 const TILE: u32 = 64;
+/// Channels of one block of threads that updates single rows.
+const UPDATE_TILE: u32 = 128;
+/// Rows that are enough for a block to take one more, and the most that it takes.
+const ROWS_A_GROUP: u32 = 64;
+const ROWS_AT_MOST: u32 = 8;
 /// States that a thread holds in registers; other counts go through memory.
 const IN_REGISTERS: u32 = 16;
 /// The backward's scratch: three numbers a row, channel and state. Channels go in turns to fit.
@@ -81,6 +88,10 @@ impl Weights<'_> {
         })
     }
 
+    fn addresses(&self, gpu: &Gpu) -> [u64; 3] {
+        [&self.a_dn, &self.skip_d, &self.dt_bias_d].map(|list| list.device_ptr(gpu.stream()).0)
+    }
+
     fn channels(&self) -> u32 {
         assert_eq!(self.skip_d.len(), self.dt_bias_d.len(), "D and dt_proj.bias differ");
         self.skip_d.len() as u32
@@ -92,7 +103,7 @@ impl Weights<'_> {
     }
 }
 
-/// Packed rows of all sequences, as the CPU's [`super::Rows`].
+/// Packed rows of all sequences for the backward, as the CPU's [`super::Rows`].
 #[derive(Debug)]
 pub struct Rows<'a> {
     pub c_td: CudaView<'a, f32>,
@@ -120,7 +131,14 @@ pub struct WeightGradients<'a> {
     pub dt_bias_d: CudaViewMut<'a, f32>,
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
+    /// Of c, dt, B, C and z.
+    #[must_use]
+    pub fn of(each: &'a [Cow<'_, Floats>; 5]) -> Self {
+        let [c_td, dt_td, b_tn, c_tn, z_td] = each.each_ref().map(|rows| rows.view());
+        Self { c_td, dt_td, b_tn, c_tn, z_td }
+    }
+
     fn assert_shapes(&self, spans: &Spans, d: u32, n: u32) {
         let t = spans.tokens as usize;
         for (name, len, width) in [
@@ -135,31 +153,110 @@ impl Rows<'_> {
     }
 }
 
-/// y[T, D] of packed rows; each span's state advances, rounded to `state_dtype` after each row, or
-/// in fast arithmetic after its last one; rows are in one order in both.
+/// Packed rows of all sequences for the forward, in one dtype: see [`Rows`].
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    pub c_td: &'a Floats,
+    pub dt_td: &'a Floats,
+    pub b_tn: &'a Floats,
+    pub c_tn: &'a Floats,
+    pub z_td: &'a Floats,
+}
+
+/// `struct Sequences` of kernels/scan.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct SequencesArgument {
+    rows: [RowsArgument; 5],
+    weights: [u64; 3],
+    state: StateArgument,
+    starts: u64,
+    lens: u64,
+    channels: u32,
+    states: u32,
+    row_dtype: u32,
+    even: u32,
+    spill: u64,
+    y_td: RowsArgument,
+}
+
+// SAFETY: plain numbers, laid out as the kernels' struct of the same fields.
+unsafe impl DeviceRepr for SequencesArgument {}
+
+/// `struct Update` of kernels/state_update.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct UpdateArgument {
+    rows: [RowsArgument; 5],
+    weights: [u64; 3],
+    state: StateArgument,
+    count: u32,
+    y_td: RowsArgument,
+}
+
+// SAFETY: as above.
+unsafe impl DeviceRepr for UpdateArgument {}
+
+impl Inputs<'_> {
+    fn arguments(&self, tokens: usize, d: usize, n: usize) -> [RowsArgument; 5] {
+        let Self { c_td, dt_td, b_tn, c_tn, z_td } = *self;
+        [("c", c_td, d), ("dt", dt_td, d), ("B", b_tn, n), ("C", c_tn, n), ("z", z_td, d)].map(
+            |(name, rows, width)| {
+                assert_eq!(rows.len(), tokens * width, "{name} is not [{tokens}, {width}]");
+                assert_eq!(rows.dtype(), c_td.dtype(), "{name} is of another dtype");
+                rows.rows(width)
+            },
+        )
+    }
+}
+
+/// y[T, D] of packed rows, in their dtype; each span's state advances, rounded to `state_dtype`
+/// after each row, or in fast arithmetic after its last one; rows are in one order in both.
+#[must_use]
 pub fn forward(
-    gpu: &Gpu,
     weights: &Weights<'_>,
-    rows: &Rows<'_>,
+    inputs: Inputs<'_>,
     spans: &Spans,
     states: &States,
-    (dtype, state_dtype): (Dtype, Dtype),
-    y_td: &mut CudaViewMut<'_, f32>,
-) {
-    let (d, n) = (weights.channels(), weights.states());
-    rows.assert_shapes(spans, d, n);
-    assert_eq!(y_td.len(), rows.c_td.len(), "y is not [T, D]");
+    state_dtype: Dtype,
+) -> Floats {
+    let (gpu, d, n) = (inputs.c_td.gpu(), weights.channels(), weights.states());
+    let rows = inputs.arguments(spans.tokens as usize, d as usize, n as usize);
+    let y_td = Floats::uninit(gpu, inputs.c_td.len(), inputs.c_td.dtype());
     if spans.tokens == 0 {
-        return;
+        return y_td;
     }
     let state = states.ssm(gpu, spans, weights.a_dn.len(), state_dtype);
-    let mut spill = gpu.uninit::<f32>(spill_len(n, spans, d));
-    let kernel = if n == IN_REGISTERS { Kernel::scan_forward_16 } else { Kernel::scan_forward_any };
-    launch!(gpu, kernel, (spans.count, d.div_ceil(TILE)), TILE, 0;
-        &rows.c_td, &rows.dt_td, &rows.b_tn, &rows.c_tn, &rows.z_td, &weights.a_dn,
-        &weights.skip_d, &weights.dt_bias_d, &state, &spans.starts, &spans.lens, &d, &n,
-        &dtype_code(dtype), &weights.row_dtype(state_dtype), &mut spill, y_td);
+    let (y, addresses) = (y_td.rows(d as usize), weights.addresses(gpu));
+    let whole_tiles = d.is_multiple_of(UPDATE_TILE) && n == IN_REGISTERS && state.is_even();
+    if spans.longest == 1 && state.is_paged() && whole_tiles {
+        let count = spans.count;
+        let update = UpdateArgument { rows, weights: addresses, state, count, y_td: y };
+        // A block keeps its channels' weights for several rows, where there are enough of them.
+        let groups = count.div_ceil((count / ROWS_A_GROUP).clamp(1, ROWS_AT_MOST));
+        launch!(gpu, Kernel::state_update, (groups, d / UPDATE_TILE), UPDATE_TILE, 0; &update);
+    } else {
+        let spill = Floats::uninit(gpu, 3 * spill_len(n, spans, d), Dtype::F32);
+        let even = rows[2].is_even(n as usize) && rows[3].is_even(n as usize);
+        let sequences = SequencesArgument {
+            rows,
+            weights: addresses,
+            state,
+            starts: spans.starts.address(gpu),
+            lens: spans.lens.address(gpu),
+            channels: d,
+            states: n,
+            row_dtype: weights.row_dtype(state_dtype),
+            even: u32::from(even),
+            spill: spill.rows(1).address(),
+            y_td: y,
+        };
+        let is_16 = n == IN_REGISTERS;
+        let kernel = if is_16 { Kernel::scan_forward_16 } else { Kernel::scan_forward_any };
+        launch!(gpu, kernel, (spans.count, d.div_ceil(TILE)), TILE, 0; &sequences);
+    }
     states.store_copies(gpu);
+    y_td
 }
 
 /// Floats that hold the states of every span while a kernel runs; one where registers do.
@@ -193,6 +290,7 @@ pub fn backward(
     let fits = SCRATCH_BYTES / (3 * 4 * terms_of_channel);
     let whole_tiles = fits / u64::from(TILE) * u64::from(TILE);
     let most = if whole_tiles > 0 { whole_tiles } else { fits.max(1) }.min(u64::from(d)) as u32;
+    let (starts, lens) = (spans.starts.address(gpu), spans.lens.address(gpu));
     let mut scratch = Scratch::new(gpu, terms_of_channel as usize * most as usize);
     let mut spill = gpu.uninit::<f32>(spill_len(n, spans, d));
     for first in (0..d).step_by(most as usize) {
@@ -201,7 +299,7 @@ pub fn backward(
             if n == IN_REGISTERS { Kernel::scan_backward_16 } else { Kernel::scan_backward_any };
         launch!(gpu, kernel, (spans.count, width.div_ceil(TILE)), TILE, 0;
             &rows.c_td, &rows.dt_td, &rows.b_tn, &rows.c_tn, &rows.z_td, &weights.a_dn,
-            &weights.skip_d, &weights.dt_bias_d, dy_td, &spans.starts, &spans.lens, &d, &n,
+            &weights.skip_d, &weights.dt_bias_d, dy_td, &starts, &lens, &d, &n,
             &weights.row_dtype(state_dtype), &first, &width, &mut spill, &mut scratch.now_twn,
             &mut scratch.db_twn, &mut scratch.da_twn, &mut drows.c_td, &mut drows.dt_td,
             &mut drows.z_td);
@@ -209,7 +307,7 @@ pub fn backward(
     }
     let ddt_td = drows.dt_td.as_view();
     launch!(gpu, Kernel::scan_backward_weights, (d.div_ceil(TILE), 1), TILE, 0;
-        &rows.c_td, &rows.z_td, dy_td, &ddt_td, &spans.starts, &spans.lens, &spans.count, &d,
+        &rows.c_td, &rows.z_td, dy_td, &ddt_td, &starts, &lens, &spans.count, &d,
         &mut dweights.skip_d, &mut dweights.dt_bias_d);
 }
 
@@ -246,7 +344,7 @@ impl Scratch {
         }
         let len = u64::from(width) * u64::from(n);
         launch!(gpu, Kernel::scan_sum_rows, (blocks(len), 1), SUM_BLOCK, 0;
-            &self.da_twn, &spans.starts, &spans.lens, &spans.count, &len,
+            &self.da_twn, &spans.starts.address(gpu), &spans.lens.address(gpu), &spans.count, &len,
             &(u64::from(first) * u64::from(n)), da_log_dn);
     }
 }

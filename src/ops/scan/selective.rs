@@ -87,26 +87,25 @@ impl SelectiveScan {
         state_dtype: Dtype,
     ) -> Array {
         assert_eq!(spans.len(), states.len(), "one state a sequence");
-        let mut y_td = inputs.z_td.zeros_like();
         match self {
             Self::Cpu(scan) => {
-                let y_td = y_td.cpu_mut();
+                let mut y_td = vec![0.0; inputs.z_td.len()];
                 for (span, state) in spans.iter().zip(states.cpu_mut()) {
                     let out = &mut y_td[span.floats(scan.channels())];
                     let rows = inputs.rows(scan, span.start..span.start + span.len);
                     scan.forward(&mut state.ssm, rows, dtype, state_dtype, out);
                 }
+                Array::Cpu(y_td)
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(scan) => {
-                let gpu = inputs.c_td.cuda().gpu();
-                let (weights, rows) = (scan.weights(), inputs.device_rows());
-                let (spans, states, dtypes) = (spans.cuda(), states.cuda(), (dtype, state_dtype));
-                let mut y_td = y_td.cuda_mut().view_mut();
-                cuda::forward(gpu, &weights, &rows, spans, states, dtypes, &mut y_td);
+                let inputs = inputs.on_device();
+                assert_eq!(inputs.c_td.dtype(), dtype, "rows are scanned in their own dtype");
+                let (weights, spans) = (scan.weights(), spans.cuda());
+                let y_td = cuda::forward(&weights, inputs, spans, states.cuda(), state_dtype);
+                Array::Cuda(y_td)
             }
         }
-        y_td
     }
 
     /// For sequences from their start: the gradients by the inputs; the weights' are added to
@@ -150,8 +149,9 @@ impl SelectiveScan {
                 };
                 let mut drows = grads.device_rows();
                 let (gpu, dy_td) = (dy_td.cuda().gpu(), dy_td.cuda().view());
-                let (weights, rows, spans) = (scan.weights(), inputs.device_rows(), spans.cuda());
-                let outputs = (&mut drows, &mut sums);
+                let wide = inputs.each().map(|rows| rows.cuda().widened());
+                let (weights, spans) = (scan.weights(), spans.cuda());
+                let (rows, outputs) = (cuda::Rows::of(&wide), (&mut drows, &mut sums));
                 cuda::backward(gpu, &weights, &rows, spans, state_dtype, &dy_td, outputs);
             }
         }
@@ -174,14 +174,14 @@ impl InputGradients {
 
 impl<'a> Inputs<'a> {
     #[cfg(feature = "cuda")]
-    fn device_rows(&self) -> cuda::Rows<'a> {
-        cuda::Rows {
-            c_td: self.c_td.cuda().view(),
-            dt_td: self.dt_td.cuda().view(),
-            b_tn: self.b_tn.cuda().view(),
-            c_tn: self.c_tn.cuda().view(),
-            z_td: self.z_td.cuda().view(),
-        }
+    fn each(&self) -> [&'a Array; 5] {
+        [self.c_td, self.dt_td, self.b_tn, self.c_tn, self.z_td]
+    }
+
+    #[cfg(feature = "cuda")]
+    fn on_device(&self) -> cuda::Inputs<'a> {
+        let [c_td, dt_td, b_tn, c_tn, z_td] = self.each().map(Array::cuda);
+        cuda::Inputs { c_td, dt_td, b_tn, c_tn, z_td }
     }
 
     fn rows(&self, scan: &Scan, rows: std::ops::Range<usize>) -> Rows<'a> {

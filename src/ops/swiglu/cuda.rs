@@ -5,24 +5,24 @@
 
 use cudarc::driver::{CudaView, CudaViewMut};
 
-use crate::config::Dtype;
-use crate::ops::cuda::{blocks, dtype_code, launch, Gpu, Kernel, OrFail, THREADS};
+use crate::ops::cuda::{blocks, launch, Floats, Gpu, Kernel, OrFail, THREADS};
 
-/// y = round(silu(gate) · up).
-pub fn forward(
-    gpu: &Gpu,
-    gate: &CudaView<'_, f32>,
-    up: &CudaView<'_, f32>,
-    dtype: Dtype,
-    y: &mut CudaViewMut<'_, f32>,
-) {
-    assert!(gate.len() == up.len() && gate.len() == y.len(), "gate, up and y differ");
+/// y = round(silu(gate) · up), in the inputs' dtype.
+#[must_use]
+pub fn forward(gate: &Floats, up: &Floats) -> Floats {
+    assert_eq!(gate.len(), up.len(), "gate and up differ");
+    assert_eq!(gate.dtype(), up.dtype(), "gate and up differ");
+    let (gpu, len, width) = (gate.gpu(), gate.len() as u64, gate.width().min(up.width()));
+    let y = Floats::uninit(gpu, gate.len(), gate.dtype());
     if gate.is_empty() {
-        return;
+        return y;
     }
-    let len = gate.len() as u64;
-    launch!(gpu, Kernel::swiglu_forward, (blocks(len), 1), THREADS, 0;
-        gate, up, &len, &dtype_code(dtype), y);
+    let [gate, up, out] = [gate, up, &y].map(|rows| rows.rows(width));
+    let even = [gate, up, out].iter().all(|rows| rows.is_even(width));
+    let threads = if even { len / 8 } else { len };
+    launch!(gpu, Kernel::swiglu_forward, (blocks(threads), 1), THREADS, 0;
+        &gate, &up, &len, &(width as u32), &u32::from(even), &out);
+    y
 }
 
 /// From dy: dgate and dup, overwritten.

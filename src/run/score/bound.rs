@@ -10,8 +10,9 @@ use anyhow::{ensure, Result};
 
 use super::{BATCH_SEQUENCES, BATCH_TOKENS};
 use crate::config::{Config, Leg};
-use crate::engine::{self, Runner};
+use crate::engine;
 use crate::model::{Plan, TensorSpec, UnitSpec};
+use crate::ops::array::Device;
 
 /// An activation, and the copy of it that the next operation makes.
 const COPIES: u64 = 2;
@@ -74,7 +75,7 @@ impl Bound {
             // candle's log-softmax takes the sequence whole: logits, scaled, and the result.
             Leg::Reference => 3 * longest as u64,
             // A row more for what a temperature makes of it.
-            _ => rayon::current_num_threads() as u64 * (Runner::LOGIT_ROWS as u64 + 1),
+            _ => rayon::current_num_threads() as u64 * (Device::Cpu.logit_rows() as u64 + 1),
         };
         Ok(Self {
             weights: weight_bytes(plan, num.dtype.bytes(), leg),

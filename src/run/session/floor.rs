@@ -12,9 +12,9 @@ use anyhow::Result;
 use super::Session;
 use crate::base::{LogProb, Noise, Position, RequestId, Step, TokenId};
 use crate::config::{Arithmetic, Config, Thresholds, Update};
-use crate::engine::{Feed, Layout, Phase, Runner, Scratch};
+use crate::engine::{Feed, Layout, Phase, Scratch};
 use crate::gap::{Alarm, Floor};
-use crate::ops::sampling::sample_rows;
+use crate::ops::sampling::{sample_rows, Noises};
 use crate::rollout::Draw;
 
 /// Steps of a run that learns from one measurement to the next.
@@ -23,6 +23,8 @@ const MEASURED_EVERY: u64 = 10;
 const TOKENS: usize = 2048;
 /// Errors do not grow with the length any more: states forget.
 const LENGTH_MAX: usize = 512;
+/// Sequences that it is measured on, at most.
+const SEQUENCES_MAX: usize = 64;
 
 impl Session {
     /// Measures the floor where the step is due for it; invariant arithmetic has none to measure.
@@ -44,7 +46,7 @@ impl Session {
 
     fn measured_floor(&self) -> Result<Floor> {
         let len = (self.config.rollout.max_new_tokens as usize).min(LENGTH_MAX);
-        let n = TOKENS.div_ceil(len).clamp(8, Runner::LOGIT_ROWS);
+        let n = TOKENS.div_ceil(len).clamp(8, SEQUENCES_MAX);
         let problems = self.task.problems(Draw::Evaluation, Step::new(1), n as u32)?;
         let mut sequences: Vec<Vec<TokenId>> = problems.into_iter().map(|one| one.prompt).collect();
         let prompt_lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
@@ -97,8 +99,9 @@ impl Session {
                     Position::new(tokens.len() as u32),
                 )
             };
-            let noise: Vec<f64> = sequences.iter().enumerate().map(uniform).collect();
-            let drawn = sample_rows(&logits, runner.vocab(), &noise, &self.contract);
+            let noise = sequences.iter().enumerate().map(uniform).collect();
+            let noise = Noises::new(&self.device, noise);
+            let drawn = sample_rows(&logits, runner.vocab(), &noise, &self.contract).read();
             for ((tokens, logps), (token, logp)) in sequences.iter_mut().zip(&mut logps).zip(drawn)
             {
                 tokens.push(token);

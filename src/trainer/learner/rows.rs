@@ -1,7 +1,7 @@
 //! Logits of a model, shown row by row to whoever has a question that a log-probability does not
 //! answer; and its routers' choices.
 
-use super::super::head::{self, LOGIT_ROWS};
+use super::super::head;
 use super::super::pass::{self, Chunk};
 use super::super::{Sequence, TrainerError};
 use super::Trainer;
@@ -34,13 +34,13 @@ impl Trainer {
         see: impl Fn(Prediction<'_>) -> T + Sync,
     ) -> Result<Vec<Vec<T>>, TrainerError> {
         let ((mut chunks, prompt_lens), shape) = (self.pack(sequences), self.shape());
-        let root = self
-            .with_units(|units| pass::forward(shape, units, &mut chunks, false, &mut |_, _| {}))?;
+        let root =
+            self.with_units(|units| pass::forward(shape, units, &mut chunks, false, None))?;
         let seen: Vec<Vec<T>> = self.device.map(&mut chunks, |_, chunk| {
             let targets = head::targets(chunk, &prompt_lens);
             let mut seen = Vec::with_capacity(targets.len());
             let mut places = places(chunk, &prompt_lens);
-            for part in targets.chunks(LOGIT_ROWS) {
+            for part in targets.chunks(shape.device.logit_rows()) {
                 let logits_rv = root.logits(shape.num, &head::rows(&root, chunk, part)).into_host();
                 for (target, logits) in part.iter().zip(logits_rv.chunks_exact(root.vocab())) {
                     let (sequence, index) = places.next().expect("one place a target");
@@ -78,7 +78,7 @@ impl Trainer {
         let routing = Routing { experts: count, per_token };
         let mut observe = |block: &Block, chunks: &[Chunk]| {
             for chunk in chunks {
-                let logits_te = block.router_logits(shape.num, &chunk.spans, &chunk.x_th);
+                let logits_te = block.router_logits(shape.num, &chunk.spans, chunk.x.settled());
                 let Some(logits_te) = logits_te else { continue };
                 let choices = routing.choose(&logits_te, shape.num.dtype);
                 let mut rows = choices.chunks_exact(per_token);
@@ -94,7 +94,9 @@ impl Trainer {
                 }
             }
         };
-        self.with_units(|units| pass::forward(shape, units, &mut chunks, false, &mut observe))?;
+        self.with_units(|units| {
+            pass::forward(shape, units, &mut chunks, false, Some(&mut observe))
+        })?;
         Ok(routes)
     }
 }
@@ -117,17 +119,19 @@ impl Trainer {
         };
         let mut observe = |block: &Block, chunks: &[Chunk]| {
             for chunk in chunks {
-                keep(chunk, &chunk.x_th.on_host());
+                keep(chunk, &chunk.x.settled().on_host());
                 if block.has_feed_forward() {
-                    let mut middle_th = chunk.x_th.clone();
-                    block.mix(shape.num, &chunk.spans, &mut middle_th);
-                    keep(chunk, &middle_th.on_host());
+                    let mut middle = chunk.x.clone();
+                    block.mix(shape.num, &chunk.spans, &mut middle);
+                    keep(chunk, &middle.settle(shape.num).on_host());
                 }
             }
         };
-        self.with_units(|units| pass::forward(shape, units, &mut chunks, false, &mut observe))?;
+        self.with_units(|units| {
+            pass::forward(shape, units, &mut chunks, false, Some(&mut observe))
+        })?;
         for chunk in &chunks {
-            keep(chunk, &chunk.x_th.on_host());
+            keep(chunk, &chunk.x.settled().on_host());
         }
         Ok(streams)
     }

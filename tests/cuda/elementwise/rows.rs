@@ -1,13 +1,16 @@
 //! Rows by number and by token.
 
+use std::sync::Arc;
+
 use gapscope::base::TokenId;
 use gapscope::config::Dtype;
 use gapscope::ops::array::{cuda, Device, SliceMut};
-use gapscope::ops::embedding::{self, Embedding};
+use gapscope::ops::cuda::Floats;
+use gapscope::ops::embedding::{self, Embedding, Tokens};
 use gapscope::ops::weights::Weights;
 
 use super::little_endian;
-use crate::sequences::{blocks, gpu, random, Report, DTYPES};
+use crate::sequences::{blocks, gpu, on_device, poison, random, Report, DTYPES};
 
 /// Rows of the array, listed rows, width.
 const SHAPES: [(usize, usize, usize); 6] =
@@ -31,22 +34,25 @@ fn rows_by_number() {
             (random(rows.len() * width, 2, Dtype::F32), random(rows.len() * width, 3, Dtype::F32));
         let weights = random(rows.len(), 4, Dtype::F32);
         let on_host = |values: &[f32]| Device::Cpu.upload(values.to_vec());
-        let [all_on, few_on, other_on] = [&all, &few, &other].map(|values| gpu.upload(values));
-        let (all_on, few_on, other_on) = (all_on.as_view(), few_on.as_view(), other_on.as_view());
+        let [few_on, other_on] = [&few, &other].map(|values| Floats::upload(&gpu, values));
+        for dtype in DTYPES {
+            let all_on = on_device(&gpu, &all, dtype);
+            let got = cuda::gather_rows(&all_on, width, &rows);
+            let want = on_host(&all_on.to_host()).gather_rows(width, &rows).into_host();
+            report.same(what("gather"), &got.to_host(), &want);
 
-        let got = cuda::gather_rows(&gpu, &all_on, width, &rows);
-        let want = on_host(&all).gather_rows(width, &rows).into_host();
-        report.same(what("gather"), &gpu.download(&got.as_view()), &want);
+            let (mut got, few_on) = (gpu.upload(&all), on_device(&gpu, &few, dtype));
+            let places = (&rows[..], &weights[..]);
+            cuda::add_weighted_rows(&gpu, &mut got.as_view_mut(), width, places, &few_on);
+            let mut want = on_host(&all);
+            want.add_weighted_rows(width, &rows, &weights, &on_host(&few_on.to_host()));
+            report.same(what("add"), &gpu.download(&got.as_view()), &want.into_host());
+        }
 
-        let got = cuda::scatter_rows(&gpu, &few_on, width, &rows, count);
+        let got = cuda::scatter_rows(&few_on, width, &rows, count);
         let want = on_host(&few).scatter_rows(width, &rows, count).into_host();
-        report.same(what("scatter"), &gpu.download(&got.as_view()), &want);
-
-        let mut got = gpu.upload(&all);
-        cuda::add_weighted_rows(&gpu, &mut got.as_view_mut(), width, (&rows, &weights), &few_on);
-        let mut want = on_host(&all);
-        want.add_weighted_rows(width, &rows, &weights, &on_host(&few));
-        report.same(what("add"), &gpu.download(&got.as_view()), &want.into_host());
+        report.same(what("scatter"), &got.to_host(), &want);
+        let (few_on, other_on) = (few_on.view(), other_on.view());
 
         let got = cuda::scale_rows(&gpu, &few_on, width, &weights);
         let want = on_host(&few).scale_rows(width, &weights).into_host();
@@ -74,10 +80,14 @@ fn rows_by_token() {
         let bytes = little_endian(&random(vocabulary * width, 5, dtype), dtype);
         let weights = Weights::open(&bytes, dtype, &Device::Cpu);
         let host = Embedding::new(weights.whole());
-        let table = gpu.upload(&bytes);
-        let got = embedding::cuda::forward(&gpu, &table.as_view(), dtype, width, &tokens);
-        let want = host.forward(width, &tokens).into_host();
-        report.same(what("x"), &gpu.download(&got.as_view()), &want);
+        let device = Device::Cuda(Arc::clone(&gpu));
+        let table = Embedding::new(Weights::open(&bytes, dtype, &device).whole());
+        let list = Tokens::new(&device, tokens.clone());
+        let want = host.forward(width, &list, dtype).into_host();
+        for wider in [dtype, Dtype::F32] {
+            poison(&gpu, want.len(), wider);
+            report.same(what("x"), &table.forward(width, &list, wider).into_host(), &want);
+        }
 
         let dx = random(rows * width, 6, Dtype::F32);
         let mut want = random(vocabulary * width, 7, Dtype::F32);

@@ -1,5 +1,7 @@
 //! The scan's backward on the device against its CPU twin, bit for bit.
 
+use std::sync::Arc;
+
 use gapscope::config::{Arithmetic, Dtype};
 use gapscope::ops::cuda::Gpu;
 use gapscope::ops::scan::{self, cuda};
@@ -28,7 +30,7 @@ fn gradients() {
 const NAMES: [&str; 8] = ["c", "dt", "B", "C", "z", "A_log", "D", "dt bias"];
 
 fn compare_gradients(
-    gpu: &Gpu,
+    gpu: &Arc<Gpu>,
     layer: &Layer,
     lens: &[usize],
     state_dtype: Dtype,
@@ -73,7 +75,7 @@ fn compare_gradients(
 }
 
 fn backward_on_device(
-    gpu: &Gpu,
+    gpu: &Arc<Gpu>,
     layer: &Layer,
     (x, dy): (&Inputs, &[f32]),
     lens: &[usize],

@@ -4,7 +4,9 @@
 //! What does not change is algorithm 66 (Hopper's warp-specialised kernels) with a split of 1: any
 //! tile or cluster of it sums as mma.m16n8k16 does, k ascending in one accumulator. That was
 //! measured and is not promised, so every configuration is compared with our kernel on random rows
-//! before its first use; after one difference the library is not asked again.
+//! before its first use; after one difference the library is not asked again. Since they all have
+//! the same bits, the one that is used is the fastest of those that the library offers, timed once
+//! for a range of row counts.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -12,14 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, DevicePtr};
 
 use super::problem::{family, unsplit, Addresses, Algorithm, Problem, ALIGNMENT};
-use super::{forward_mma, Shape};
+use super::{forward_mma, timing, Product, Shape};
 use crate::base::Stream;
-use crate::config::Arithmetic;
-use crate::ops::cuda::{blocks, launch, Gpu, Kernel, OrFail, THREADS};
-use crate::ops::round::bf16;
+use crate::config::{Arithmetic, Dtype};
+use crate::ops::cuda::{blocks, launch, Floats, Gpu, Kernel, OrFail, RowsArgument, THREADS};
 
 /// The family whose sums are those of mma.m16n8k16.
 const FAMILY: i32 = 66;
@@ -43,9 +44,13 @@ unsafe impl Sync for Library {}
 #[derive(Default)]
 struct Plans {
     /// None where our own kernel is used.
-    made: HashMap<(Arithmetic, Shape), Option<Plan>>,
+    made: HashMap<(Arithmetic, Product), Option<Plan>>,
+    /// Proven configurations, fastest first, of a product of about so many rows.
+    ranked: HashMap<Product, Vec<Algorithm>>,
+    /// Random rows by K.
+    rows: HashMap<u64, Floats>,
     /// N, K and settings of the configurations that equal our kernel.
-    proven: HashSet<(u64, u64, [u64; 8])>,
+    proven: HashSet<(u64, u64, Dtype, [u64; 8])>,
     /// What differed, if anything did.
     distrust: Option<String>,
 }
@@ -98,8 +103,8 @@ impl Library {
         self.plans().distrust.clone()
     }
 
-    /// Whether products of N outputs from K are the library's, at this many rows; None before the
-    /// first one. For tests and reports.
+    /// Whether products of N outputs from K to f32 are the library's, at this many rows; None
+    /// before the first one. For tests and reports.
     #[must_use]
     pub fn plans_to_use(
         &self,
@@ -109,7 +114,8 @@ impl Library {
         k: usize,
     ) -> Option<bool> {
         let shape = Shape { m: m as u64, n: n as u64, k: k as u64 };
-        self.plans().made.get(&(arithmetic, shape)).map(Option::is_some)
+        let product = Product { shape, pitch: shape.k, dtype: Dtype::F32 };
+        self.plans().made.get(&(arithmetic, product)).map(Option::is_some)
     }
 
     fn plans(&self) -> MutexGuard<'_, Plans> {
@@ -117,78 +123,96 @@ impl Library {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// y[M, N] = x[M, K] · w[N, K]ᵀ, bare accumulators; false where our own kernel must do it.
+    /// y[M, N] = x[M, K] · w[N, K]ᵀ; false where our own kernel must do it.
     pub(super) fn product(
         &self,
-        gpu: &Gpu,
+        gpu: &Arc<Gpu>,
         arithmetic: Arithmetic,
-        shape: Shape,
-        x_mk: &CudaView<'_, f32>,
+        product: Product,
+        x_mk: &RowsArgument,
         w_nk: &CudaView<'_, u8>,
-        y_mn: &mut CudaViewMut<'_, f32>,
+        y_mn: &RowsArgument,
     ) -> bool {
         let stream = gpu.stream();
-        let starts = [w_nk.device_ptr(stream).0, y_mn.device_ptr(stream).0];
-        let rows = [shape.k * 2, shape.n * 4];
+        let starts = [w_nk.device_ptr(stream).0, x_mk.address(), y_mn.address()];
+        let Shape { n, k, .. } = product.shape;
+        let rows = [product.pitch * 2, k * 2, n * product.dtype.bytes()];
         if !starts.into_iter().chain(rows).all(|bytes| bytes.is_multiple_of(ALIGNMENT)) {
             return false;
         }
         stream.context().bind_to_thread().or_fail("bind the device to this thread");
         let mut plans = self.plans();
-        if !plans.made.contains_key(&(arithmetic, shape)) {
-            let plan = self.plan(gpu, &mut plans, arithmetic, shape, w_nk);
-            plans.made.insert((arithmetic, shape), plan);
+        let at = self.addresses(gpu, x_mk, w_nk, y_mn);
+        if !plans.made.contains_key(&(arithmetic, product)) {
+            let plan = self.plan(gpu, &mut plans, arithmetic, product, (w_nk, at));
+            plans.made.insert((arithmetic, product), plan);
         }
-        let Some(Some(plan)) = plans.made.get(&(arithmetic, shape)) else { return false };
-        self.run(gpu, plan, shape, x_mk, w_nk, y_mn);
+        let Some(Some(plan)) = plans.made.get(&(arithmetic, product)) else { return false };
+        self.run(gpu, plan, at);
         true
     }
 
     fn plan(
         &self,
-        gpu: &Gpu,
+        gpu: &Arc<Gpu>,
         plans: &mut Plans,
         arithmetic: Arithmetic,
-        shape: Shape,
-        w_nk: &CudaView<'_, u8>,
+        product: Product,
+        (w_nk, at): (&CudaView<'_, u8>, Addresses),
     ) -> Option<Plan> {
-        let problem = Problem::new(shape).or_fail("describe a product to cuBLASLt");
-        let offers = problem.offers(self.handle, WORKSPACE_BYTES).or_fail("ask cuBLASLt");
-        let algorithm = match arithmetic {
-            Arithmetic::Fast => offers.into_iter().next()?,
-            Arithmetic::Invariant => {
-                let trusted = |algorithm: &Algorithm| {
-                    problem.admits(self.handle, algorithm, WORKSPACE_BYTES)
-                        && self.is_proven(gpu, plans, shape, algorithm, w_nk)
-                };
-                let ours = offers.into_iter().filter(|offer| family(offer) == Ok(FAMILY));
-                ours.filter_map(|offer| unsplit(offer).ok()).find(trusted)?
+        let problem = Problem::new(product).or_fail("describe a product to cuBLASLt");
+        let admits =
+            |algorithm: &Algorithm| problem.admits(self.handle, algorithm, WORKSPACE_BYTES);
+        let offers = || problem.offers(self.handle, WORKSPACE_BYTES).or_fail("ask cuBLASLt");
+        if arithmetic == Arithmetic::Fast {
+            let algorithm = offers().into_iter().next()?;
+            return Some(Plan { problem, algorithm });
+        }
+        let about = product.rounded();
+        let known = plans.ranked.get(&about).and_then(|ranked| ranked.iter().find(|a| admits(a)));
+        if let Some(&algorithm) = known {
+            return plans.distrust.is_none().then_some(Plan { problem, algorithm });
+        }
+        let ours = offers().into_iter().filter(|offer| family(offer) == Ok(FAMILY));
+        let mut trusted: Vec<Algorithm> = Vec::new();
+        for offer in ours.filter_map(|offer| unsplit(offer).ok()) {
+            let is_new = trusted.iter().all(|known| known.data != offer.data);
+            if is_new && admits(&offer) && self.is_proven(gpu, plans, product, &offer, w_nk) {
+                trusted.push(offer);
             }
+        }
+        let run = |algorithm: &Algorithm| {
+            self.run_problem(gpu, &problem, algorithm, at);
         };
+        let ranked = timing::rank(gpu, trusted, run);
+        let &algorithm = ranked.first()?;
+        plans.ranked.insert(about, ranked);
         Some(Plan { problem, algorithm })
     }
 
     /// Whether the configuration gives our kernel's bits on random rows and this very weight.
     fn is_proven(
         &self,
-        gpu: &Gpu,
+        gpu: &Arc<Gpu>,
         plans: &mut Plans,
-        shape: Shape,
+        product: Product,
         algorithm: &Algorithm,
         w_nk: &CudaView<'_, u8>,
     ) -> bool {
-        let Shape { n, k, .. } = shape;
-        let configuration = (n, k, algorithm.data);
+        let Shape { n, k, .. } = product.shape;
+        let configuration = (n, k, product.dtype, algorithm.data);
         if plans.distrust.is_some() || plans.proven.contains(&configuration) {
             return plans.distrust.is_none();
         }
         let shape = Shape { m: PROOF_ROWS, n, k };
-        let problem = Problem::new(shape).or_fail("describe a product to cuBLASLt");
+        let proof = Product { shape, pitch: k, dtype: product.dtype };
+        let problem = Problem::new(proof).or_fail("describe a product to cuBLASLt");
         if !problem.admits(self.handle, algorithm, WORKSPACE_BYTES) {
             return false;
         }
+        let x_mk = plans.rows.entry(k).or_insert_with(|| random_rows(gpu, k));
         let plan = Plan { problem, algorithm: *algorithm };
-        let differing = self.differing(gpu, &plan, shape, w_nk);
+        let differing = self.differing(gpu, &plan, proof, x_mk, w_nk);
         if differing == 0 {
             plans.proven.insert(configuration);
         } else {
@@ -205,45 +229,58 @@ impl Library {
     }
 
     /// Outputs in which a plan and our kernel differ, over random rows.
-    fn differing(&self, gpu: &Gpu, plan: &Plan, shape: Shape, w_nk: &CudaView<'_, u8>) -> usize {
-        let mut stream = Stream::new(0, "rows that prove a product", shape.k);
-        let x: Vec<f32> = (0..shape.m * shape.k).map(|_| bf16(stream.normal() as f32)).collect();
-        let x = gpu.upload(&x);
-        let outputs = (shape.m * shape.n) as usize;
-        let (mut theirs, mut ours) = (gpu.uninit::<f32>(outputs), gpu.uninit::<f32>(outputs));
-        self.run(gpu, plan, shape, &x.as_view(), w_nk, &mut theirs.as_view_mut());
-        forward_mma(gpu, shape, &x.as_view(), w_nk, &mut ours.as_view_mut());
-        let (theirs, ours) = (gpu.download(&theirs.as_view()), gpu.download(&ours.as_view()));
-        let differs = |(a, b): &(&f32, &f32)| a.to_bits() != b.to_bits();
+    fn differing(
+        &self,
+        gpu: &Arc<Gpu>,
+        plan: &Plan,
+        product: Product,
+        x_mk: &Floats,
+        w_nk: &CudaView<'_, u8>,
+    ) -> u32 {
+        let Product { shape, dtype, .. } = product;
+        let (n, k) = (shape.n as usize, shape.k as usize);
+        let len = shape.m * shape.n;
+        let [theirs, ours] = [(); 2].map(|()| Floats::uninit(gpu, len as usize, dtype));
+        self.run(gpu, plan, self.addresses(gpu, &x_mk.rows(k), w_nk, &theirs.rows(n)));
+        forward_mma(gpu, shape, &x_mk.rows(k), w_nk, &ours.rows(n));
+        let mut count = gpu.zeros::<u32>(1);
         // A weight that holds a NaN or an infinity says nothing of the order.
-        let both_nan = |(a, b): &(&f32, &f32)| a.is_nan() && b.is_nan();
-        theirs.iter().zip(&ours).filter(|pair| differs(pair) && !both_nan(pair)).count()
+        launch!(gpu, Kernel::gemm_count_differing, (blocks(len), 1), THREADS, 0;
+            &theirs.rows(n), &ours.rows(n), &len, &mut count);
+        gpu.download(&count.as_view())[0]
     }
 
-    fn run(
+    fn addresses(
         &self,
         gpu: &Gpu,
-        plan: &Plan,
-        shape: Shape,
-        x_mk: &CudaView<'_, f32>,
+        x_mk: &RowsArgument,
         w_nk: &CudaView<'_, u8>,
-        y_mn: &mut CudaViewMut<'_, f32>,
-    ) {
-        let len = shape.m * shape.k;
-        let mut x16 = gpu.uninit::<u16>(len as usize);
-        launch!(gpu, Kernel::gemm_to_bf16, (blocks(len), 1), THREADS, 0; x_mk, &len, &mut x16);
-        let stream = gpu.stream();
-        let at = Addresses {
-            x: x16.device_ptr(stream).0,
-            w: w_nk.device_ptr(stream).0,
-            y: y_mn.device_ptr_mut(stream).0,
-            workspace: self.workspace.device_ptr(stream).0,
+        y_mn: &RowsArgument,
+    ) -> Addresses {
+        Addresses {
+            x: x_mk.address(),
+            w: w_nk.device_ptr(gpu.stream()).0,
+            y: y_mn.address(),
+            workspace: self.workspace.device_ptr(gpu.stream()).0,
             workspace_bytes: WORKSPACE_BYTES,
-        };
+        }
+    }
+
+    fn run(&self, gpu: &Gpu, plan: &Plan, at: Addresses) {
+        self.run_problem(gpu, &plan.problem, &plan.algorithm, at);
+    }
+
+    fn run_problem(&self, gpu: &Gpu, problem: &Problem, algorithm: &Algorithm, at: Addresses) {
+        let stream = gpu.stream().cu_stream().cast();
         // SAFETY: the callers' lengths are the shape's, and `product` has checked the alignment.
-        let done = unsafe {
-            plan.problem.run(self.handle, &plan.algorithm, at, stream.cu_stream().cast())
-        };
+        let done = unsafe { problem.run(self.handle, algorithm, at, stream) };
         done.or_fail("multiply by cuBLASLt");
     }
+}
+
+/// bf16 rows that prove a configuration.
+fn random_rows(gpu: &Arc<Gpu>, k: u64) -> Floats {
+    let mut stream = Stream::new(0, "rows that prove a product", k);
+    let x: Vec<f32> = (0..PROOF_ROWS * k).map(|_| stream.normal() as f32).collect();
+    Floats::upload(gpu, &x).rounded_to(Dtype::Bf16)
 }

@@ -48,12 +48,8 @@ impl Linear {
     /// y[M, N] = round(x[M, K] · Wᵀ + bias).
     #[must_use]
     pub fn forward(&self, x_mk: &Floats, dtype: Dtype) -> Floats {
-        let gpu = x_mk.gpu();
-        let mut y_mn = Floats::uninit(gpu, x_mk.len() / self.inner * self.outputs);
         let bias_n = self.bias_n.as_ref().map(Floats::view);
-        let (weight, how) = (self.weight(), self.arithmetic);
-        forward(gpu, &x_mk.view(), &weight, bias_n.as_ref(), how, dtype, &mut y_mn.view_mut());
-        y_mn
+        forward(x_mk, &self.weight(), bias_n.as_ref(), self.arithmetic, dtype)
     }
 
     /// `dx[M, K] (+)= dy[M, N] · W`.

@@ -8,7 +8,8 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::Shape;
+use super::{Product, Shape};
+use crate::config::Dtype;
 
 /// Bytes that every pointer given to the library is a multiple of.
 pub(in crate::ops) const ALIGNMENT: u64 = 16;
@@ -19,7 +20,7 @@ const TRANSPOSED: i32 = 1;
 
 use sys::cublasLtMatmulAlgoConfigAttributes_t as Config;
 
-/// y[M, N] = x[M, K] · w[N, K]ᵀ from bf16 to f32. In the library's columns first: the transpose of
+/// y[M, N] = x[M, K] · w[N, K]ᵀ of bf16, to f32 or bf16. In the library's columns first: the transpose of
 /// w is [N, K], x is [K, M] and y is [N, M], so that every number of rows is a number of columns.
 #[derive(Debug)]
 pub(super) struct Problem {
@@ -43,9 +44,9 @@ pub(super) struct Addresses {
 pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
 
 impl Problem {
-    pub fn new(shape: Shape) -> Result<Self, CublasError> {
+    pub fn new(product: Product) -> Result<Self, CublasError> {
         use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
-        let Shape { m, n, k } = shape;
+        let Product { shape: Shape { m, n, k }, pitch, dtype } = product;
         let mut problem =
             Self { description: null_mut(), w: null_mut(), x: null_mut(), y: null_mut() };
         problem.description =
@@ -61,8 +62,12 @@ impl Problem {
             )?;
         }
         problem.w = result::create_matrix_layout(CUDA_R_16BF, k, n, k as i64)?;
-        problem.x = result::create_matrix_layout(CUDA_R_16BF, k, m, k as i64)?;
-        problem.y = result::create_matrix_layout(CUDA_R_32F, n, m, n as i64)?;
+        problem.x = result::create_matrix_layout(CUDA_R_16BF, k, m, pitch as i64)?;
+        let y = match dtype {
+            Dtype::F32 => CUDA_R_32F,
+            Dtype::Bf16 => CUDA_R_16BF,
+        };
+        problem.y = result::create_matrix_layout(y, n, m, n as i64)?;
         Ok(problem)
     }
 
