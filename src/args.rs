@@ -99,7 +99,8 @@ pub enum Command {
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
     },
-    /// Throughput of generate, score and train
+    /// Throughput of every verb beside its floor, and where a step's time goes; with a [sweep], of
+    /// each of its points
     Bench {
         #[command(flatten)]
         experiment: Experiment,

@@ -107,7 +107,11 @@ fn execute(command: Command) -> Result<Done> {
         Command::Score(score) => score.run()?,
         Command::Judge { files } => run::judge(&files)?,
         Command::Faults(asked) => return faults(asked),
-        Command::Bench { experiment } => run::bench(&experiment.load()?)?,
+        Command::Bench { experiment } => {
+            let show = |text: &str| show(text).context("cannot write to standard output");
+            run::bench(experiment.sweep(), show)?;
+            return Ok(Done::default());
+        }
         Command::Model(Model::Inspect { model, set }) => {
             run::describe_model(&model_config(&model, &set)?)?
         }

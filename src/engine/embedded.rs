@@ -12,8 +12,8 @@ use super::faults::{self, HandOver, Strike};
 use super::trace::Tracer;
 use super::{
     BlockMemory, BlockPool, CacheSpec, Completion, EngineError, Feed, GenerationRequest, Layout,
-    Limits, Observer, PersistentBatch, Phase, Row, Runner, SampledToken, Scheduler, Scratch, Seen,
-    Statistics, StepBatch, Trace, WatchList,
+    Limits, Moment, Observer, PersistentBatch, Phase, Row, Runner, SampledToken, Scheduler, Scratch,
+    Seen, Statistics, StepBatch, Trace, WatchList,
 };
 use crate::base::{Contract, LogProb, LogprobsMode, Noise, Position, TokenId, WeightVersion};
 use crate::config::{EngineConfig, Fault, CPU_MEMORY};
@@ -160,11 +160,23 @@ impl Engine {
         &mut self,
         requests: Vec<GenerationRequest>,
     ) -> Result<Vec<Completion>, EngineError> {
+        self.generate_told(requests, &mut |_| {})
+    }
+
+    /// The same, and `tell` hears how far each engine step has come.
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    pub fn generate_told(
+        &mut self,
+        requests: Vec<GenerationRequest>,
+        tell: &mut dyn FnMut(Moment<'_>),
+    ) -> Result<Vec<Completion>, EngineError> {
         let ids = self.scheduler.add_all(requests)?;
         let order: HashMap<_, _> = ids.iter().zip(0..).map(|(&id, index)| (id, index)).collect();
         let mut done: Vec<Completion> = Vec::with_capacity(ids.len());
         while self.scheduler.has_unfinished() {
-            done.extend(self.step()?);
+            done.extend(self.step(tell)?);
         }
         done.sort_by_key(|completion| order[&completion.id]);
         assert_eq!(done.len(), ids.len(), "one completion a request");
@@ -175,10 +187,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Scheduler::update`].
-    pub fn step(&mut self) -> Result<Vec<Completion>, EngineError> {
+    fn step(&mut self, tell: &mut dyn FnMut(Moment<'_>)) -> Result<Vec<Completion>, EngineError> {
+        tell(Moment::Begun);
         let Some(plan) = self.scheduler.schedule() else { return Ok(Vec::new()) };
         let batch = self.batch.build(&plan, &self.scheduler);
         self.scheduler.note_rows(&plan, &batch.rows);
+        tell(Moment::Built(&batch));
         self.strike.before(&batch, self.scheduler.layout(), &mut self.pages);
         let weights = self.weights.as_mut().expect("weights are loaded before the first step");
         let mut watching = self.tracer.as_mut().and_then(|tracer| {
@@ -202,11 +216,14 @@ impl Engine {
             tracer.end(watching);
         }
         let sampled = in_plan_order(&batch, &drawn);
+        tell(Moment::Sampled);
         let finished = self.scheduler.update(&plan, &sampled)?;
         let complete = |one: super::Finished| {
             one.into_completion(self.contract, weights.version, weights.fingerprint)
         };
-        Ok(finished.into_iter().map(complete).collect())
+        let completions = finished.into_iter().map(complete).collect();
+        tell(Moment::Updated);
+        Ok(completions)
     }
 
     /// Looks on from the next step on, or no more.

@@ -13,6 +13,7 @@ mod error;
 mod faults;
 mod forced;
 mod layout;
+mod moment;
 mod plan;
 mod pool;
 mod prefix;
@@ -38,6 +39,7 @@ pub use forced::Forced;
 pub use layout::{
     BlockMemory, CacheKind, CacheSpec, CacheView, Group, LayerCache, LayerPlace, Layout,
 };
+pub use moment::Moment;
 pub use plan::{Admission, Scheduled, StepPlan};
 pub use pool::{BlockPool, BlockRecord, PoolSnapshot, NULL_BLOCK};
 pub use prefix::{Filled, Hit, Origin, PrefixCache, PrefixHash};

@@ -8,6 +8,7 @@
 pub mod adamw;
 pub mod array;
 pub mod attention;
+pub mod ceilings;
 pub mod conv;
 // Launches are raw calls, and so is opening a device.
 #[cfg(feature = "cuda")]

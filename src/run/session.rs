@@ -22,7 +22,9 @@ use super::device;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
 use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
-use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest, SampledToken};
+use crate::engine::{
+    self, measured_memory, Completion, Engine, GenerationRequest, Moment, SampledToken,
+};
 use crate::gap::{
     self, CaseFile, Finding, Floor, Legs, Pairs, StepGap, TensorFingerprint, WeightsOf,
 };
@@ -138,7 +140,8 @@ impl Session {
         })
     }
 
-    fn hand_over(&mut self) -> Result<()> {
+    /// The trainer's weights to the engine.
+    pub(super) fn hand_over(&mut self) -> Result<()> {
         let weights = self.trainer.hand_over()?;
         self.engine.load(weights.version, weights.units);
         Ok(())
@@ -170,12 +173,21 @@ impl Session {
 
     /// N rollouts of each of the step's prompts, with their rewards and advantages.
     pub fn generate(&mut self, step: Step) -> Result<Vec<Rollout>> {
+        self.generate_told(step, &mut |_| {})
+    }
+
+    /// The same, and `tell` hears how far each engine step has come.
+    pub(super) fn generate_told(
+        &mut self,
+        step: Step,
+        tell: &mut dyn FnMut(Moment<'_>),
+    ) -> Result<Vec<Rollout>> {
         let n = self.config.rollout.prompts_per_step;
         let problems = self.task.problems(Draw::Rollouts, step, n)?;
         let per_prompt = self.config.rollout.rollouts_per_prompt;
         let eos = &self.plan.config.eos_token_ids;
         let asked = requests(&self.config.rollout, eos, step, &problems, per_prompt);
-        let completions = self.engine.generate(asked)?;
+        let completions = self.engine.generate_told(asked, tell)?;
         self.rollouts(&problems, completions, per_prompt)
     }
 
@@ -228,7 +240,7 @@ impl Session {
     pub fn score(&mut self, rollouts: &mut [Rollout]) -> Result<()> {
         self.score_once(rollouts)?;
         if self.config.trainer.faults.contains(&Fault::ScoreAfterUpdate) {
-            self.early = Some(self.update(rollouts)?);
+            self.early = Some(self.learn(rollouts)?);
             self.score_once(rollouts)?;
         }
         Ok(())
@@ -308,8 +320,14 @@ impl Session {
         if self.config.trainer.update == Update::None {
             return Ok(Vec::new());
         }
+        let reports = self.learn(rollouts)?;
+        self.hand_over()?;
+        Ok(reports)
+    }
+
+    /// The first half of [`Self::update`]: the trainer's weights change, the engine's do not.
+    pub(super) fn learn(&mut self, rollouts: &[Rollout]) -> Result<Vec<UpdateReport>> {
         if let Some(early) = self.early.take() {
-            self.hand_over()?;
             return Ok(early);
         }
         let experience = |(rollout, old): (&Rollout, &Vec<LogProb>)| Experience {
@@ -320,11 +338,7 @@ impl Session {
             d: log_importance(rollout),
         };
         let experiences: Vec<_> = rollouts.iter().zip(&self.old).map(experience).collect();
-        let reports = self.trainer.update(&experiences, &self.contract)?;
-        if !self.config.trainer.faults.contains(&Fault::ScoreAfterUpdate) {
-            self.hand_over()?;
-        }
-        Ok(reports)
+        Ok(self.trainer.update(&experiences, &self.contract)?)
     }
 }
 
