@@ -104,6 +104,12 @@ pub enum Command {
     Bench {
         #[command(flatten)]
         experiment: Experiment,
+        /// Only these points of the sweep
+        #[arg(long, value_name = "NAME")]
+        only: Vec<String>,
+        /// Time the model's products alone, as engine.numerics has them, instead
+        #[arg(long, conflicts_with = "only")]
+        products: bool,
     },
     /// Look at a model folder, or make one
     #[command(subcommand)]

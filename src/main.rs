@@ -107,9 +107,12 @@ fn execute(command: Command) -> Result<Done> {
         Command::Score(score) => score.run()?,
         Command::Judge { files } => run::judge(&files)?,
         Command::Faults(asked) => return faults(asked),
-        Command::Bench { experiment } => {
+        Command::Bench { experiment, products: true, .. } => {
+            run::bench_products(&experiment.load()?)?
+        }
+        Command::Bench { experiment, only, .. } => {
             let show = |text: &str| show(text).context("cannot write to standard output");
-            run::bench(experiment.sweep(), show)?;
+            run::bench(experiment.sweep(), &only, show)?;
             return Ok(Done::default());
         }
         Command::Model(Model::Inspect { model, set }) => {

@@ -5,7 +5,7 @@ use super::array::{Array, Device};
 use super::gemm::Projection;
 use super::round::slice_to_dtype;
 use super::weights::{Purpose, Weights};
-use crate::config::Dtype;
+use crate::config::{Arithmetic, Dtype};
 
 /// A copy from one part of the device's memory to another.
 #[derive(Debug)]
@@ -14,7 +14,6 @@ pub struct MemoryCopy(Array);
 /// y[M, N] = x[M, K] · Wᵀ, by the product that the layers run on.
 #[derive(Debug)]
 pub struct Product {
-    x_mk: Array,
     w_nk: Projection,
     dtype: Dtype,
 }
@@ -35,20 +34,25 @@ impl MemoryCopy {
 }
 
 impl Product {
-    /// Of numbers between -1/2 and 1/2, in that dtype.
+    /// By a weight `[N, K]` of numbers between -1/2 and 1/2.
     #[must_use]
-    pub fn new(device: &Device, [m, n, k]: [usize; 3], dtype: Dtype) -> Self {
+    pub fn new(device: &Device, [n, k]: [usize; 2], dtype: Dtype, arithmetic: Arithmetic) -> Self {
         let weights = Weights::of_master(&device.upload(spread(n * k, dtype)), dtype);
-        let (whole, purpose) = (weights.whole(), Purpose::default());
-        let w_nk = Projection::new(whole, whole.none(), k, purpose);
-        Self { x_mk: device.upload(spread(m * k, dtype)), w_nk, dtype }
+        let (whole, purpose) = (weights.whole(), Purpose { arithmetic, trains: false });
+        Self { w_nk: Projection::new(whole, whole.none(), k, purpose), dtype }
+    }
+
+    /// Rows `[M, K]` of such numbers to multiply.
+    #[must_use]
+    pub fn rows(&self, device: &Device, m: usize) -> Array {
+        device.upload(spread(m * self.w_nk.inner(), self.dtype))
     }
 
     /// Multiplies once; returns the multiplications and additions.
     #[must_use]
-    pub fn run(&self) -> u64 {
-        drop(self.w_nk.forward(&self.x_mk, self.dtype));
-        2 * self.x_mk.len() as u64 * self.w_nk.outputs() as u64
+    pub fn run(&self, x_mk: &Array) -> u64 {
+        drop(self.w_nk.forward(x_mk, self.dtype));
+        2 * x_mk.len() as u64 * self.w_nk.outputs() as u64
     }
 }
 
@@ -93,7 +97,8 @@ mod tests {
     fn work_is_as_large_as_it_says() {
         assert_eq!(MemoryCopy::new(&Device::Cpu, 1000).run(), 8000);
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            assert_eq!(Product::new(&Device::Cpu, [3, 20, 7], dtype).run(), 2 * 3 * 20 * 7);
+            let product = Product::new(&Device::Cpu, [20, 7], dtype, Arithmetic::Invariant);
+            assert_eq!(product.run(&product.rows(&Device::Cpu, 3)), 2 * 3 * 20 * 7);
         }
     }
 }

@@ -34,7 +34,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 pub use audit::{audit, Audit, Audited};
-pub use bench::bench;
+pub use bench::{bench, bench_products};
 pub use bisect::{bisect, BisectOptions};
 pub use compare::{compare, RunDifference};
 pub use describe::{describe_model, dry_run};

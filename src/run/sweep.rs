@@ -85,6 +85,21 @@ pub fn sweep(file: SweepFile, out: Option<&Path>, resume: bool) -> Result<String
     plan.conclude(&out)
 }
 
+/// # Errors
+/// A `--set` of a key that the sweep sets at its points.
+pub(super) fn refuse_swept(set: &[String], axes: &[String]) -> Result<()> {
+    let swept = |set: &&String| {
+        let key = set.split_once('=').map(|(key, _)| key.trim());
+        key.is_some_and(|key| axes.iter().any(|swept| swept == key))
+    };
+    match set.iter().find(swept) {
+        Some(set) => {
+            bail!("--set {set}: the sweep sets this key at its points; drop the one or the other")
+        }
+        None => Ok(()),
+    }
+}
+
 impl Plan {
     fn of(file: SweepFile) -> Result<Self> {
         let base = config::load(file.path, file.set)?;
@@ -98,13 +113,7 @@ impl Plan {
             configs: Vec::new(),
             points: Vec::new(),
         };
-        let swept = |set: &&String| {
-            let key = set.split_once('=').map(|(key, _)| key.trim());
-            key.is_some_and(|key| plan.axes.iter().any(|swept| swept == key))
-        };
-        if let Some(set) = file.set.iter().find(swept) {
-            bail!("--set {set}: the sweep sets this key at its points; drop the one or the other");
-        }
+        refuse_swept(file.set, &plan.axes)?;
         for (name, settings) in sweep.settings()? {
             let set = [file.set, &config::overrides(&settings)].concat();
             plan.add(name, settings, config::load(file.path, &set).map_err(anyhow::Error::from));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use crate::config::Dtype;
+use crate::config::{Arithmetic, Dtype};
 use crate::ops::array::Device;
 use crate::ops::ceilings::{MemoryCopy, Product};
 use crate::ops::gemm::{gemm, Into, Packed};
@@ -11,6 +11,8 @@ use crate::ops::simd;
 
 /// Rounds of which the best counts, as a floor must.
 const ROUNDS: usize = 10;
+/// Of large pieces of work, in a round.
+const CALLS: usize = 10;
 
 /// What is measured of a machine. A rate that is absent binds nothing.
 pub(super) struct Machine {
@@ -33,9 +35,10 @@ impl Machine {
         }
         // 1 GiB there and 1 GiB back, far beyond any cache.
         let copy = MemoryCopy::new(device, 1 << 28);
-        let copy = queued(device, || copy.run());
-        let product = Product::new(device, [8192, 8192, 4096], dtype);
-        let flops = queued(device, || product.run());
+        let copy = queued(device, CALLS, || copy.run());
+        let product = Product::new(device, [8192, 4096], dtype, Arithmetic::Invariant);
+        let rows = product.rows(device, 8192);
+        let flops = queued(device, CALLS, || product.run(&rows));
         Self { name, dtype, flops, exps: None, copy: Some(copy) }
     }
 
@@ -62,13 +65,12 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Work a second of a device; a call queues some and returns how much.
-fn queued(device: &Device, call: impl Fn() -> u64) -> f64 {
-    const CALLS: usize = 10;
+/// Work a second of a device; each of a round's calls queues some and returns how much.
+pub(super) fn queued(device: &Device, calls: usize, call: impl Fn() -> u64) -> f64 {
     let round = || {
         device.wait();
         let start = Instant::now();
-        let done: u64 = (0..CALLS).map(|_| call()).sum();
+        let done: u64 = (0..calls).map(|_| call()).sum();
         device.wait();
         done as f64 / start.elapsed().as_secs_f64()
     };

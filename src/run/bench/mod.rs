@@ -5,6 +5,7 @@
 
 mod floor;
 mod machine;
+mod products;
 mod timed;
 
 use std::fmt::Write;
@@ -17,21 +18,35 @@ use self::machine::Machine;
 use self::timed::{Rate, Timed};
 use super::recorder::Recorder;
 use super::session::Session;
-use super::sweep::SweepFile;
-use super::{device, told};
+use super::sweep::{refuse_swept, SweepFile};
+use super::{device, parts, told};
 use crate::base::Step;
 use crate::config::{self, Config, Update};
 use crate::report::RunFolder;
 
-/// Times the loop's verbs on an experiment, or on each point of its sweep; `show` gets the text of
-/// each as soon as it is there.
+/// Times the loop's verbs on an experiment, or on each point of its sweep, or on those named in
+/// `only`; `show` gets the text of each as soon as it is there.
 ///
 /// # Errors
-/// As the run itself; a point that fails is shown with its error, and the others go on.
-pub fn bench(file: SweepFile, mut show: impl FnMut(&str) -> Result<()>) -> Result<()> {
+/// As the run itself, a name that no point has, a swept key among the file's overrides; a point
+/// that fails is shown with its error, and the others go on.
+pub fn bench(
+    file: SweepFile,
+    only: &[String],
+    mut show: impl FnMut(&str) -> Result<()>,
+) -> Result<()> {
     let base = config::load(file.path, file.set)?;
-    let Some(sweep) = &base.sweep else { return show(&measured(&base)?.to_text()?) };
-    let points = sweep.settings()?;
+    let Some(sweep) = &base.sweep else {
+        ensure!(only.is_empty(), "{} has no [sweep], of which --only is", file.path.display());
+        return show(&format!("# {}\n{}", base.name, measured(&base)?.to_text()?));
+    };
+    refuse_swept(file.set, &sweep.keys())?;
+    let mut points = sweep.settings()?;
+    for name in only {
+        let known = || points.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        ensure!(points.iter().any(|(point, _)| point == name), "no point {name}: {}", known());
+    }
+    points.retain(|(name, _)| only.is_empty() || only.contains(name));
     let mut failed = 0;
     for (name, settings) in &points {
         let set = [file.set, &config::overrides(settings)].concat();
@@ -39,7 +54,7 @@ pub fn bench(file: SweepFile, mut show: impl FnMut(&str) -> Result<()>) -> Resul
         let text = text.and_then(|config| measured(&config)?.to_text());
         failed += usize::from(text.is_err());
         let text = text.unwrap_or_else(|error| format!("error: {}\n", told(&error)));
-        show(&format!("# {name}\n{text}\n"))?;
+        show(&format!("# {} {name}\n{text}\n", base.name))?;
     }
     ensure!(
         failed == 0,
@@ -47,6 +62,15 @@ pub fn bench(file: SweepFile, mut show: impl FnMut(&str) -> Result<()>) -> Resul
         points.len()
     );
     Ok(())
+}
+
+/// Times the products of the experiment's model alone.
+///
+/// # Errors
+/// A model or a device that is not there.
+pub fn bench_products(config: &Config) -> Result<String> {
+    let plan = parts::plan(config)?;
+    device::guarded(|| products::table(&device::open(config.engine.device)?, &plan, config))
 }
 
 /// What an experiment took.
@@ -102,6 +126,10 @@ impl Measured {
     fn to_text(&self) -> Result<String> {
         let mut text = String::new();
         writeln!(text, "machine     {}", self.machine)?;
+        let Timed { requests, sampled, tokens, .. } = self.steps[0];
+        let each = |tokens: u64| tokens as f64 / requests as f64;
+        let (prompt, new) = (each(tokens - sampled), each(sampled));
+        writeln!(text, "requests    {requests} a step, {prompt} + {new} tokens on average")?;
         write!(text, "{}", self.work)?;
         self.write_rates(&mut text)?;
         self.write_host_work(&mut text)?;
@@ -230,8 +258,8 @@ mod tests {
         let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
         let rows: Vec<String> = text.lines().filter_map(first).collect();
         let expected = [
-            "machine", "a", "a", "decode", "prefill", "generate", "score", "train", "host", "one",
-            "generate", "score", "check", "train", "hand",
+            "machine", "requests", "a", "a", "decode", "prefill", "generate", "score", "train",
+            "host", "one", "generate", "score", "check", "train", "hand",
         ];
         assert_eq!(rows, expected, "{text}");
     }

@@ -50,10 +50,11 @@ pub(super) struct Parts {
 pub(super) struct Timed {
     pub parts: Parts,
     pub engine: Vec<EngineStep>,
-    /// Sampled.
-    sampled: u64,
-    /// Prompts and completions.
-    tokens: u64,
+    pub requests: usize,
+    /// Tokens of all completions.
+    pub sampled: u64,
+    /// Tokens of prompts and completions.
+    pub tokens: u64,
 }
 
 /// How fast, and how fast at most.
@@ -116,7 +117,8 @@ impl Timed {
         parts.check += lap();
         let sampled = rollouts.iter().map(|r| r.completion.tokens.len() as u64).sum();
         let prompts: u64 = rollouts.iter().map(|r| r.completion.prompt.len() as u64).sum();
-        Ok(Self { parts, engine, sampled, tokens: sampled + prompts })
+        let (requests, tokens) = (rollouts.len(), sampled + prompts);
+        Ok(Self { parts, engine, requests, sampled, tokens })
     }
 
     /// Engine steps of as many decodes as ever ran together, and of nothing else.

@@ -1,0 +1,78 @@
+//! The model's products alone: every distinct weight against batches of four sizes.
+
+use std::cell::Cell;
+use std::fmt::Write;
+
+use anyhow::Result;
+
+use super::machine::queued;
+use crate::config::Config;
+use crate::model::Plan;
+use crate::ops::array::Device;
+use crate::ops::ceilings::Product;
+
+/// Rows of activations.
+const ROWS: [usize; 4] = [64, 256, 1024, 8192];
+/// Copies of a weight together are larger than any cache, as a model's weights are.
+const WEIGHTS_BYTES: u64 = 128 << 20;
+/// Products of a round: as many as make a few milliseconds of the smallest.
+const CALLS: usize = 200;
+
+/// Times each product, called one after another without a graph.
+pub(super) fn table(device: &Device, plan: &Plan, config: &Config) -> Result<String> {
+    let (dtype, arithmetic) = (config.model.dtype, config.engine.numerics);
+    let mut text = String::new();
+    for [n, k] in shapes(plan) {
+        let copies = WEIGHTS_BYTES.div_ceil((n * k) as u64 * dtype.bytes()) as usize;
+        let one = |_| Product::new(device, [n, k], dtype, arithmetic);
+        let products: Vec<Product> = (0..copies).map(one).collect();
+        for m in ROWS {
+            let (rows, next) = (products[0].rows(device, m), Cell::new(0));
+            let flops = queued(device, CALLS, || {
+                let turn = next.replace(next.get() + 1) % copies;
+                products[turn].run(&rows)
+            });
+            let (us, tflops) = (2.0 * (m * n * k) as f64 / flops * 1e6, flops / 1e12);
+            let shape = format!("{m} x {n} x {k}");
+            writeln!(text, "product     {shape:<22}{us:>10.1} us {tflops:>9.1} TFLOP/s")?;
+        }
+    }
+    Ok(text)
+}
+
+/// `[N, K]` of every weight that multiplies activations, each once, in the order of the model.
+fn shapes(plan: &Plan) -> Vec<[usize; 2]> {
+    let looked_up = (!plan.config.tie_word_embeddings).then(|| &plan.units[0].tensors[0].name);
+    let mut shapes = Vec::new();
+    for tensor in plan.units.iter().flat_map(|unit| &unit.tensors) {
+        let multiplies = tensor.name.ends_with(".weight") && Some(&tensor.name) != looked_up;
+        match tensor.shape[..] {
+            [n, k] if multiplies && !shapes.contains(&[n, k]) => shapes.push([n, k]),
+            _ => {}
+        }
+    }
+    shapes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Preset;
+
+    #[test]
+    fn the_products_of_jamba_3b_are_eight() {
+        let shapes = shapes(&Plan::new(Preset::Jamba3bShape.config()));
+        let expected = [
+            [65536, 2560],
+            [10240, 2560],
+            [192, 5120],
+            [5120, 160],
+            [2560, 5120],
+            [8192, 2560],
+            [2560, 8192],
+            [2560, 2560],
+            [128, 2560],
+        ];
+        assert_eq!(shapes, expected);
+    }
+}
