@@ -278,6 +278,37 @@ mod tests {
     }
 
     #[test]
+    fn each_point_is_shown_and_one_that_fails_says_why() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x.toml");
+        let points = "[sweep]\npoints = [{ engine.max_num_seqs = 2 }, { steps = 1 }]\n";
+        std::fs::write(&path, format!("{SMALL}\n{points}")).expect("written");
+        let run = |set: &[String], only: &[String]| {
+            let mut shown = String::new();
+            let show = |text: &str| {
+                shown += text;
+                Ok(())
+            };
+            let done = bench(SweepFile { path: &path, set }, only, show);
+            (shown, done.expect_err("a point fails or is not there").to_string())
+        };
+        let set = |text: &str| vec![text.to_owned()];
+
+        let (shown, error) = run(&set("name=bench-points"), &[]);
+        assert!(shown.starts_with("# bench-points max_num_seqs=2\nmachine "), "{shown}");
+        let refused = "\n# bench-points steps=1\nerror: bench warms up with the first step";
+        assert!(shown.contains(refused), "{shown}");
+        assert_eq!(error, "1 of 2 points failed: each error is under its name");
+
+        let (shown, error) = run(&[], &set("steps=3"));
+        let known = "no point steps=3: max_num_seqs=2, steps=1";
+        assert_eq!((shown.as_str(), error.as_str()), ("", known));
+
+        let (_, error) = run(&set("steps=4"), &[]);
+        assert!(error.starts_with("--set steps=4: the sweep sets this key"), "{error}");
+    }
+
+    #[test]
     fn nothing_is_left_to_time_after_the_warm_up() {
         let config = config::parse(SMALL, "test.toml", &["steps=1".to_owned()]);
         let error = measured(&config.expect("a valid config")).err().expect("refused");
