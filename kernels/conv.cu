@@ -71,7 +71,7 @@ struct Convolution {
 
 // y[T, D] = round(silu(taps)). Grid (T, tiles of channels), N channels a thread. Where `advances`
 // every span has one row: its thread also leaves its channels' next state, once it has read them.
-// Otherwise states are read, not yet advanced.
+// Otherwise states are read, not yet advanced. TAPS columns are loaded before any is used.
 template <typename T, uint32_t N>
 __device__ __forceinline__ void forward(
     Rows x_td,
@@ -81,26 +81,37 @@ __device__ __forceinline__ void forward(
     const uint32_t* span_of_token,
     uint32_t advances,
     Rows y_td) {
+    constexpr uint32_t TAPS = 4;
     const uint64_t token = blockIdx.x;
     const uint32_t channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (channel >= conv.channels) return;
-    const uint32_t span = span_of_token[token];
-    const uint32_t t = static_cast<uint32_t>(token) - starts[span];
+    const uint32_t span = advances ? token : span_of_token[token];
+    const uint32_t t = advances ? 0 : static_cast<uint32_t>(token) - starts[span];
     const unsigned char* held = held_state(state, span);
     unsigned char* next = advances ? state_at(state, span) : nullptr;
-    float sum[N], weight[N], x[N];
+    float sum[N], weight[N], x[TAPS][N];
     read_n<N>(conv.bias_d + channel, sum);
-    for (uint32_t k = 0; k < conv.taps; ++k) {
-        column<T, N>(x_td, held, state.dtype, token, t, conv.taps - 1 - k, channel, conv.channels,
-                     conv.taps, x);
-        // Column k of the state is column k - 1 of the next one, which nobody reads any more.
-        if (advances && k > 0) {
-            const uint64_t to = static_cast<uint64_t>(k - 1) * conv.channels + channel;
-            write_state<N>(next, state.dtype, to, x);
-        }
-        read_n<N>(conv.taps_kd + static_cast<uint64_t>(k) * conv.channels + channel, weight);
+    for (uint32_t first = 0; first < conv.taps; first += TAPS) {
 #pragma unroll
-        for (uint32_t i = 0; i < N; ++i) sum[i] += weight[i] * x[i];
+        for (uint32_t j = 0; j < TAPS; ++j) {
+            const uint32_t k = first + j;
+            if (k >= conv.taps) break;
+            column<T, N>(x_td, held, state.dtype, token, t, conv.taps - 1 - k, channel,
+                         conv.channels, conv.taps, x[j]);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < TAPS; ++j) {
+            const uint32_t k = first + j;
+            if (k >= conv.taps) break;
+            // Column k of the state is column k - 1 of the next one, which nobody reads any more.
+            if (advances && k > 0) {
+                const uint64_t to = static_cast<uint64_t>(k - 1) * conv.channels + channel;
+                write_state<N>(next, state.dtype, to, x[j]);
+            }
+            read_n<N>(conv.taps_kd + static_cast<uint64_t>(k) * conv.channels + channel, weight);
+#pragma unroll
+            for (uint32_t i = 0; i < N; ++i) sum[i] += weight[i] * x[j][i];
+        }
     }
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) sum[i] = silu(sum[i]);

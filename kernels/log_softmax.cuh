@@ -18,52 +18,51 @@ struct Row {
     }
 };
 
-// A row's sums of exp(x - max), in f32 and in f64.
+// A lane's share of a tile's sum of exp(x - max), in f32 and in f64: every 16th of its entries.
 struct Masses {
     float single;
     double twice;
 };
 
-// Over the tiles of one row, of the tile's 16-lane sums, tiles ascending; the same order in f32,
-// which is always summed, and in f64, only where `tiles` has a place for every tile and keeps their
-// sums. `singles` has one too. Every thread gets the totals.
-__device__ inline Masses tiled_mass(const Row& row, float max, float* singles, double* tiles) {
+template <bool TWICE>
+__device__ __forceinline__ Masses lane_mass(const Row& row, float max, uint64_t tile) {
+    Masses mass = {0, 0};
+    const uint64_t end = min(row.vocab, (tile + 1) * TILE);
+#pragma unroll 8
+    for (uint64_t i = tile * TILE + threadIdx.x % LANES; i < end; i += LANES) {
+        const float one = exp_f32(row[i] - max);
+        mass.single = mass.single + one;
+        if (TWICE) mass.twice = mass.twice + (double)one;
+    }
+    return mass;
+}
+
+// Sum over the tiles of one row of the tile's 16-lane sum of exp(x - max), tiles ascending. `tiles`
+// has a place for every tile; every thread gets the total.
+__device__ inline float tiled_mass(const Row& row, float max, float* tiles) {
     uint64_t count = (row.vocab + TILE - 1) / TILE;
     uint64_t half = threadIdx.x / LANES;
     uint64_t halves = blockDim.x / LANES;
     // Both halves of a warp go round equally often, because the fold needs the whole warp.
     for (uint64_t first = 0; first < count; first += halves) {
         uint64_t tile = first + half;
-        float lane = 0;
-        double twice = 0;
-        if (tile < count) {
-            uint64_t end = min(row.vocab, (tile + 1) * TILE);
-#pragma unroll 8
-            for (uint64_t i = tile * TILE + threadIdx.x % LANES; i < end; i += LANES) {
-                const float mass = exp_f32(row[i] - max);
-                lane = lane + mass;
-                if (tiles != nullptr) twice = twice + (double)mass;
-            }
-        }
+        float lane = tile < count ? lane_mass<false>(row, max, tile).single : 0.0f;
         lane = fold_lanes(lane);
-        if (tiles != nullptr) twice = fold_lanes(twice);
         if (tile < count && threadIdx.x % LANES == 0) {
-            singles[tile] = lane;
-            if (tiles != nullptr) tiles[tile] = twice;
+            tiles[tile] = lane;
         }
     }
     __syncthreads();
-    __shared__ Masses total;
+    __shared__ float total;
     if (threadIdx.x == 0) {
-        Masses sum = {0, 0};
+        float sum = 0;
         for (uint64_t tile = 0; tile < count; tile++) {
-            sum.single = sum.single + singles[tile];
-            if (tiles != nullptr) sum.twice = sum.twice + tiles[tile];
+            sum = sum + tiles[tile];
         }
         total = sum;
     }
     __syncthreads();
-    Masses sum = total;
+    float sum = total;
     __syncthreads();
     return sum;
 }
@@ -121,5 +120,5 @@ __device__ __forceinline__ Normaliser normaliser_of(float max, float sum) {
 }
 
 __device__ inline Normaliser normalise(const Row& row, float max, float* tiles) {
-    return normaliser_of(max, tiled_mass(row, max, tiles, nullptr).single);
+    return normaliser_of(max, tiled_mass(row, max, tiles));
 }

@@ -16,7 +16,11 @@ __device__ __forceinline__ void norm(Rows x_th, Rows delta_th, const float* w_h,
     extern __shared__ float row[];
     __shared__ float total;
     X* x = row_of<X>(x_th, blockIdx.x);
-    for (uint32_t i = threadIdx.x * N; i < width; i += blockDim.x * N) {
+    // A block is as wide as most rows: what it needs later is on its way before it waits.
+    const uint32_t mine = threadIdx.x * N;
+    float w[N];
+    if (mine < width) read_n<N>(w_h + mine, w);
+    for (uint32_t i = mine; i < width; i += blockDim.x * N) {
         float v[N];
         read_n<N>(x + i, v);
         if (delta_th.at != nullptr) {
@@ -33,8 +37,16 @@ __device__ __forceinline__ void norm(Rows x_th, Rows delta_th, const float* w_h,
     if (threadIdx.x < warpSize) {
         float lane = 0.0f;
         if (threadIdx.x < LANES) {
-#pragma unroll 16
-            for (uint32_t i = threadIdx.x; i < width; i += LANES) lane = lane + row[i] * row[i];
+            uint32_t i = threadIdx.x;
+            // The terms of many additions at once: only those wait for one another.
+            for (; i + 15 * LANES < width; i += 16 * LANES) {
+                float terms[16];
+#pragma unroll
+                for (uint32_t k = 0; k < 16; ++k) terms[k] = row[i + k * LANES];
+#pragma unroll
+                for (uint32_t k = 0; k < 16; ++k) lane = lane + terms[k] * terms[k];
+            }
+            for (; i < width; i += LANES) lane = lane + row[i] * row[i];
         }
         lane = fold_lanes(lane);
         if (threadIdx.x == 0) total = inverse_root(lane, width, eps);
@@ -42,10 +54,11 @@ __device__ __forceinline__ void norm(Rows x_th, Rows delta_th, const float* w_h,
     __syncthreads();
     const float scale = total;
     T* y = row_of<T>(y_th, blockIdx.x);
-    for (uint32_t i = threadIdx.x * N; i < width; i += blockDim.x * N) {
+    for (uint32_t i = mine; i < width; i += blockDim.x * N) {
+        if (i != mine) read_n<N>(w_h + i, w);
         float v[N];
 #pragma unroll
-        for (uint32_t k = 0; k < N; ++k) v[k] = rounded<T>(row[i + k] * scale) * w_h[i + k];
+        for (uint32_t k = 0; k < N; ++k) v[k] = rounded<T>(row[i + k] * scale) * w[k];
         write_n<N>(y + i, v);
     }
 }
@@ -74,20 +87,40 @@ struct Part {
     uint64_t width;
 };
 
-// Three narrow norms of each of T rows. 16 threads are the lanes of one norm of one row.
+// Elements of a row that a lane of a narrow norm holds.
+constexpr uint32_t HELD = 16;
+
+// Three narrow norms of each of T rows. 16 threads are the lanes of one norm of one row; what they
+// hold and its weights are all on their way before any is used.
 template <typename T>
 __device__ __forceinline__ void narrow(const Part& part, uint64_t row, bool inside, float eps) {
     const uint32_t first = threadIdx.x % LANES;
     const uint32_t width = inside ? part.width : 0;
     const T* x = row_of<T>(part.x, row);
+    float held[HELD], w[HELD];
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) {
+        const uint32_t i = first + k * LANES;
+        held[k] = i < width ? read(x[i]) : 0.0f;
+        w[k] = i < width ? part.w[i] : 0.0f;
+    }
     float lane = 0.0f;
-#pragma unroll 4
-    for (uint32_t i = first; i < width; i += LANES) lane = lane + read(x[i]) * read(x[i]);
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) {
+        if (first + k * LANES < width) lane = lane + held[k] * held[k];
+    }
+    for (uint32_t i = first + HELD * LANES; i < width; i += LANES) {
+        lane = lane + read(x[i]) * read(x[i]);
+    }
     lane = __shfl_sync(0xffffffffu, fold_lanes(lane), 0, LANES);
     const float scale = inverse_root(lane, part.width, eps);
     T* y = row_of<T>(part.y, row);
-#pragma unroll 4
-    for (uint32_t i = first; i < width; i += LANES) {
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) {
+        const uint32_t i = first + k * LANES;
+        if (i < width) write(y + i, rounded<T>(held[k] * scale) * w[k]);
+    }
+    for (uint32_t i = first + HELD * LANES; i < width; i += LANES) {
         write(y + i, rounded<T>(read(x[i]) * scale) * part.w[i]);
     }
 }

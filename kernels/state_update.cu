@@ -22,6 +22,8 @@ struct Update {
     const float* dt_bias_d;
     State state;
     uint32_t rows;
+    // Whether B and C are read four at a time.
+    uint32_t even;
     Rows y_td;
 };
 
@@ -83,14 +85,42 @@ __device__ __forceinline__ void read_shares(
     for (uint32_t j = 0; j < SHARE; ++j) read4(from + j * STATES, h[j]);
 }
 
-// Grid (groups of rows, tiles of channels); a block's rows are gridDim.x apart.
+// What one row brings to a thread: of its own channel, and of its share of the states.
+struct Brought {
+    float h[SHARE][SHARE];
+    float x, dt, z;
+    float b[SHARE], c[SHARE];
+};
+
+template <typename T, typename S>
+__device__ __forceinline__ void bring(
+    const Update& u, uint32_t row, uint32_t channel, uint64_t first, uint32_t share, Brought& in) {
+    read_shares<S>(u.state, row, first, in.h);
+    in.x = read(row_of<T>(u.c_td, row)[channel]);
+    in.dt = read(row_of<T>(u.dt_td, row)[channel]);
+    in.z = read(row_of<T>(u.z_td, row)[channel]);
+    if (u.even) {
+        read4(row_of<T>(u.b_tn, row) + share * SHARE, in.b);
+        read4(row_of<T>(u.c_tn, row) + share * SHARE, in.c);
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < SHARE; ++i) {
+        in.b[i] = read(row_of<T>(u.b_tn, row)[share * SHARE + i]);
+        in.c[i] = read(row_of<T>(u.c_tn, row)[share * SHARE + i]);
+    }
+}
+
+// Grid (groups of rows, tiles of channels); a block's rows are gridDim.x apart. What the next row
+// brings is on its way while a row is worked on.
 template <typename T, typename S>
 __device__ __forceinline__ void update(const Update& u) {
-    const uint32_t lane = threadIdx.x % 32, share = lane % SHARE;
+    const uint32_t share = threadIdx.x % SHARE;
     const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
-    const uint32_t quad = channel - share;
-    const uint64_t first = static_cast<uint64_t>(quad) * STATES + share * SHARE;
-    float a[SHARE][SHARE], h[SHARE][SHARE], next[SHARE][SHARE];
+    const uint64_t first = static_cast<uint64_t>(channel - share) * STATES + share * SHARE;
+    Brought in;
+    bring<T, S>(u, blockIdx.x, channel, first, share, in);
+    float a[SHARE][SHARE];
     float least = 0.0f;
 #pragma unroll
     for (uint32_t j = 0; j < SHARE; ++j) {
@@ -98,39 +128,29 @@ __device__ __forceinline__ void update(const Update& u) {
         least = steeper(least, steepest(a[j], SHARE));
     }
     const float skip = u.skip_d[channel], dt_bias = u.dt_bias_d[channel];
-    read_shares<S>(u.state, blockIdx.x, first, next);
     for (uint32_t row = blockIdx.x; row < u.rows; row += gridDim.x) {
-#pragma unroll
-        for (uint32_t j = 0; j < SHARE; ++j) {
-            for (uint32_t i = 0; i < SHARE; ++i) h[j][i] = next[j][i];
-        }
-        if (row + gridDim.x < u.rows) read_shares<S>(u.state, row + gridDim.x, first, next);
-        const float x = read(row_of<T>(u.c_td, row)[channel]);
-        const float delta = softplus(read(row_of<T>(u.dt_td, row)[channel]) + dt_bias);
-        const float z = read(row_of<T>(u.z_td, row)[channel]);
-        float b[SHARE], c[SHARE], sum = 0.0f;
-#pragma unroll
-        for (uint32_t i = 0; i < SHARE; ++i) {
-            b[i] = read(row_of<T>(u.b_tn, row)[share * SHARE + i]);
-            c[i] = read(row_of<T>(u.c_tn, row)[share * SHARE + i]);
-        }
+        Brought now = in;
+        if (row + gridDim.x < u.rows) bring<T, S>(u, row + gridDim.x, channel, first, share, in);
+        const float delta = softplus(now.dt + dt_bias);
+        float sum = 0.0f;
         S* at = reinterpret_cast<S*>(state_at(u.state, row)) + first;
 #pragma unroll
         for (uint32_t j = 0; j < SHARE; ++j) {
             const float delta_j = __shfl_sync(ALL, delta, j, SHARE);
-            const float x_j = __shfl_sync(ALL, x, j, SHARE);
+            const float x_j = __shfl_sync(ALL, now.x, j, SHARE);
             // One answer for the warp, whose threads exchange what they sum.
             const bool normal = __all_sync(ALL, delta_j * least > NEVER_TINY);
-            const float one = normal ? advance<true>(h[j], a[j], b, c, delta_j, x_j)
-                                     : advance<false>(h[j], a[j], b, c, delta_j, x_j);
+            const float one = normal ? advance<true>(now.h[j], a[j], now.b, now.c, delta_j, x_j)
+                                     : advance<false>(now.h[j], a[j], now.b, now.c, delta_j, x_j);
             sum = share == j ? one : sum;
-            write4(at + j * STATES, h[j]);
+            write4(at + j * STATES, now.h[j]);
         }
-        write(row_of<T>(u.y_td, row) + channel, (sum + skip * x) * silu(z));
+        write(row_of<T>(u.y_td, row) + channel, (sum + skip * now.x) * silu(now.z));
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) state_update(Update u) {
+extern "C" __global__ void __launch_bounds__(128, 4)
+state_update(Update u) {
     if (u.y_td.dtype == BF16) {
         u.state.dtype == BF16 ? update<uint16_t, uint16_t>(u) : update<uint16_t, float>(u);
     } else {

@@ -49,11 +49,12 @@ impl Captured {
             return played.drawn.read();
         }
         let paper = sheet.send(None);
-        let (first, drawn, recording) = device.record(&self.kept, || {
+        let draw = || {
             let x_th = runner.forward_prepared(pages, batch, &prepared, None);
             sample_rows(&runner.logits(&x_th), runner.vocab(), &noise, contract)
-        });
+        };
+        let (first, drawn, recording) = device.record(&self.kept, draw, Drawn::read);
         self.sizes.insert(size, Played { recording, paper, drawn });
-        first.read()
+        first
     }
 }

@@ -12,8 +12,8 @@ use super::faults::{self, HandOver, Strike};
 use super::trace::Tracer;
 use super::{
     BlockMemory, BlockPool, CacheSpec, Completion, EngineError, Feed, GenerationRequest, Layout,
-    Limits, Moment, Observer, PersistentBatch, Phase, Row, Runner, SampledToken, Scheduler, Scratch,
-    Seen, Statistics, StepBatch, Trace, WatchList,
+    Limits, Moment, Observer, PersistentBatch, Phase, Row, Runner, SampledToken, Scheduler,
+    Scratch, Seen, Statistics, StepBatch, Trace, WatchList,
 };
 use crate::base::{Contract, LogProb, LogprobsMode, Noise, Position, TokenId, WeightVersion};
 use crate::config::{EngineConfig, Fault, CPU_MEMORY};

@@ -224,7 +224,9 @@ impl Runner {
     /// experts, whose shares the host deals out, and without turns, which it computes.
     #[must_use]
     pub fn records(&self) -> bool {
-        self.faults.is_empty() && self.model.blocks.iter().all(Block::is_launches_alone)
+        self.device.records()
+            && self.faults.is_empty()
+            && self.model.blocks.iter().all(Block::is_launches_alone)
     }
 
     /// The rows after the final norm, `[T, H]`.

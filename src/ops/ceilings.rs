@@ -45,7 +45,9 @@ impl Product {
     /// Rows `[M, K]` of such numbers to multiply.
     #[must_use]
     pub fn rows(&self, device: &Device, m: usize) -> Array {
-        device.upload(spread(m * self.w_nk.inner(), self.dtype))
+        let mut rows = device.upload(spread(m * self.w_nk.inner(), self.dtype));
+        rows.round_to(self.dtype);
+        rows
     }
 
     /// Multiplies once; returns the multiplications and additions.

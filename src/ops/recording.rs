@@ -22,19 +22,24 @@ impl Device {
         !self.is_host()
     }
 
-    /// Runs `work` with arrays of its own in kept memory: once to learn what it needs, and once
-    /// more only recorded. Returns the first result, and the arrays that every play of the
-    /// recording fills. `work` must do the same launches both times, wait for nothing and bring no
-    /// numbers from the host but those of a sheet.
-    pub fn record<T>(&self, kept: &Kept, work: impl FnMut() -> T) -> (T, T, Recording) {
+    /// Runs `work` with arrays of its own in kept memory: once to learn what it needs, of which
+    /// `read` gives the result, and once more only recorded. Returns the result, what every play of
+    /// the recording fills, and the recording. `work` must do the same launches both times, wait for
+    /// nothing and bring no numbers from the host but those of a sheet.
+    pub fn record<T, R>(
+        &self,
+        kept: &Kept,
+        work: impl FnMut() -> T,
+        read: impl FnOnce(&T) -> R,
+    ) -> (R, T, Recording) {
         #[cfg(not(feature = "cuda"))]
-        let _ = (kept, work);
+        let _ = (kept, work, read);
         match self {
             Self::Cpu => panic!("the CPU's work is not recorded"),
             #[cfg(feature = "cuda")]
             Self::Cuda(gpu) => {
-                let (first, result, graph) = gpu.record(&kept.0, work);
-                (first, result, Recording { graph })
+                let (first, filled, graph) = gpu.record(&kept.0, work, read);
+                (first, filled, Recording { graph })
             }
         }
     }

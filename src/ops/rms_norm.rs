@@ -69,7 +69,11 @@ impl Array {
                 Self::Cpu(y_th)
             }
             #[cfg(feature = "cuda")]
-            Self::Cuda(x_th) => Self::Cuda(cuda::forward(x_th, None, w_h.cuda(), eps, dtype)),
+            Self::Cuda(x_th) => {
+                let w_h = w_h.cuda();
+                let x_th = x_th.in_rows(w_h.len());
+                Self::Cuda(cuda::forward(&x_th, None, w_h, eps, dtype))
+            }
         }
     }
 

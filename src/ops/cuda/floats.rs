@@ -212,6 +212,15 @@ impl Floats {
         Cow::Owned(self.rounded_to(Dtype::F32))
     }
 
+    /// The values in rows of `width`: these, or a dense copy where they lie in other rows.
+    #[must_use]
+    pub fn in_rows(&self, width: usize) -> Cow<'_, Self> {
+        match self.columns {
+            Some(columns) if columns.width != width => Cow::Owned(self.rounded_to(self.dtype)),
+            _ => Cow::Borrowed(self),
+        }
+    }
+
     /// A dense copy, rounded to `dtype`.
     #[must_use]
     pub fn rounded_to(&self, dtype: Dtype) -> Self {

@@ -27,6 +27,7 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     functions: Vec<CudaFunction>,
     dynamic_shared_bytes: u64,
+    multiprocessors: u32,
     library: Library,
     /// Where arrays come from while launches are recorded.
     kept: Mutex<Option<Arc<Kept>>>,
@@ -63,6 +64,9 @@ impl Gpu {
         keep_freed_memory(&context)?;
         let optin = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared = context.attribute(optin).map_err(call("asking for its shared memory"))?;
+        let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = context.attribute(count).map_err(call("asking for its multiprocessors"))?;
+        let multiprocessors = count.max(1) as u32;
         let functions = load(&context)?;
         let dynamic_shared_bytes = (shared as u64).saturating_sub(STATIC_SHARED_BYTES);
         if !probe::has_cublaslt() {
@@ -70,7 +74,14 @@ impl Gpu {
         }
         let library = Library::open(&stream).map_err(|source| DeviceError::Library { source })?;
         let kept = Mutex::default();
-        Ok(Arc::new(Self { stream, functions, dynamic_shared_bytes, library, kept }))
+        Ok(Arc::new(Self {
+            stream,
+            functions,
+            dynamic_shared_bytes,
+            multiprocessors,
+            library,
+            kept,
+        }))
     }
 
     #[must_use]
@@ -222,6 +233,11 @@ impl Gpu {
     fn pool(&self) -> Result<sys::CUmemoryPool, DriverError> {
         // SAFETY: the device is open.
         unsafe { result::device::get_default_mem_pool(self.stream.context().cu_device()) }
+    }
+
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
     }
 
     /// Dynamic shared memory that a block may ask for, with [`Self::allow_shared`].

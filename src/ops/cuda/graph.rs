@@ -39,17 +39,23 @@ impl Graph {
 
 impl Gpu {
     /// See `Device::record`: `work` runs twice, and its launches are enqueued the first time only.
-    pub fn record<T>(&self, kept: &Arc<Kept>, mut work: impl FnMut() -> T) -> (T, T, Graph) {
+    pub fn record<T, R>(
+        &self,
+        kept: &Arc<Kept>,
+        mut work: impl FnMut() -> T,
+        read: impl FnOnce(&T) -> R,
+    ) -> (R, T, Graph) {
         self.keep(Some(Arc::clone(kept)));
-        let first = work();
+        // What it is kept in serves the recording.
+        let first = read(&work());
         let stream = self.stream();
         // Other threads of the process may allocate meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).or_fail("beginning to record");
-        let result = work();
+        let filled = work();
         let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).or_fail("recording");
         self.keep(None);
         let graph = graph.expect("a forward pass has launches");
-        (first, result, Graph { graph, _kept: Arc::clone(kept) })
+        (first, filled, Graph { graph, _kept: Arc::clone(kept) })
     }
 }

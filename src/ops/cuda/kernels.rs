@@ -32,7 +32,7 @@ kernels! {
     "gemm_mma": gemm_forward_mma gemm_count_differing;
     "rms_norm": rms_norm_forward rms_norm_three rms_norm_backward_x rms_norm_backward_w;
     "log_softmax": log_softmax_forward log_softmax_backward;
-    "sampling": sample_rows;
+    "sampling": sample_bests sample_masses sample_picks;
     "round": copy_rounded add_rounded;
     "swiglu": swiglu_forward swiglu_backward;
     "rope": rope_forward rope_backward;
@@ -55,7 +55,7 @@ mod tests {
     fn the_list_and_the_sources_name_the_same_kernels() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         // Launch bounds may stand between the words and the name.
-        let pattern = r#"extern "C" __global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\("#;
+        let pattern = r#"extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\("#;
         let pattern = regex::Regex::new(pattern).expect("a pattern");
         let mut found = BTreeSet::new();
         for entry in folder.read_dir().expect("the kernels") {

@@ -1,5 +1,6 @@
 //! Device memory that comes from the driver, or from what a recording keeps for its replays.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,13 +18,16 @@ pub struct Memory {
 /// Memory at fixed addresses, for launches that are recorded: what one launch has done with serves
 /// the next one, and nothing goes back to the driver while a recording that names it is alive. One
 /// stream orders all work, so that a block is free on the device once it is on the host.
+///
+/// Blocks are as long as powers of two, and serve their own length alone: work that is done a second
+/// time finds as many of each as it needs, and asks the driver for none.
 #[derive(Default)]
 pub struct Kept {
-    free: Mutex<Vec<CudaSlice<u8>>>,
+    free: Mutex<HashMap<usize, Vec<CudaSlice<u8>>>>,
 }
 
-/// A block may be this many times as long as what is asked for.
-const SLACK: usize = 2;
+/// The shortest block.
+const SHORTEST: usize = 512;
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,25 +63,20 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let (Some(home), Some(slice)) = (&self.home, self.slice.take()) {
-            home.free().push(slice);
+            home.free().entry(slice.len()).or_default().push(slice);
         }
     }
 }
 
 impl Kept {
-    fn free(&self) -> MutexGuard<'_, Vec<CudaSlice<u8>>> {
+    fn free(&self) -> MutexGuard<'_, HashMap<usize, Vec<CudaSlice<u8>>>> {
         // A panic in between left at most a block out.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shortest free block that is long enough and not much too long, or a new one.
     fn take(&self, gpu: &Gpu, bytes: usize) -> CudaSlice<u8> {
-        let mut free = self.free();
-        let fits = |len: usize| (bytes..=SLACK * bytes.max(256)).contains(&len);
-        let fitting = (0..free.len()).filter(|&i| fits(free[i].len()));
-        match fitting.min_by_key(|&i| free[i].len()) {
-            Some(best) => free.swap_remove(best),
-            None => gpu.uninit(bytes),
-        }
+        let len = bytes.max(SHORTEST).next_power_of_two();
+        let free = self.free().get_mut(&len).and_then(Vec::pop);
+        free.unwrap_or_else(|| gpu.uninit(len))
     }
 }

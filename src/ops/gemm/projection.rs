@@ -86,14 +86,9 @@ impl Projection {
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(linear) => {
-                let (dy, x) = (dy_mn.cuda(), x_mk.cuda());
-                cuda::weight_gradient(
-                    dy.gpu(),
-                    &dy.view(),
-                    &x.view(),
-                    linear.outputs(),
-                    dw_nk.cuda(),
-                );
+                let (dy, x) = (dy_mn.cuda(), x_mk.cuda().widened());
+                let (outputs, dw_nk) = (linear.outputs(), dw_nk.cuda());
+                cuda::weight_gradient(dy.gpu(), &dy.view(), &x.view(), outputs, dw_nk);
             }
         }
     }

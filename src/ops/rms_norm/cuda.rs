@@ -10,8 +10,9 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 use crate::config::Dtype;
 use crate::ops::cuda::{blocks, launch, Floats, Gpu, Kernel, OrFail, RowsArgument};
 
-/// Threads of a block, which works on one row.
+/// Threads of a block, which works on one row, of the gradient by x; and at most, of the forward.
 const THREADS: u32 = 256;
+const MOST_THREADS: usize = 512;
 /// Threads of a block of the gradient by w, each of which works on one column.
 const COLUMNS: u32 = 32;
 
@@ -49,7 +50,10 @@ pub fn forward(
     let shared = width as u64 * 4;
     assert!(shared <= gpu.dynamic_shared_bytes(), "rows of {width} do not fit in shared memory");
     gpu.allow_shared(Kernel::rms_norm_forward, shared as u32);
-    launch!(gpu, Kernel::rms_norm_forward, (rows, 1), THREADS, shared as u32;
+    // A thread for every eight elements of the row, or for every one of a narrow row.
+    let threads = width.div_ceil(if even { 8 } else { 1 }).next_multiple_of(32);
+    let threads = threads.min(MOST_THREADS) as u32;
+    launch!(gpu, Kernel::rms_norm_forward, (rows, 1), threads, shared as u32;
         &x, &delta.unwrap_or(RowsArgument::NONE), &w_h.view(), &eps, &(width as u32),
         &u32::from(even), &y);
     y_th

@@ -12,7 +12,11 @@ use super::{Noises, Sampler};
 use crate::base::{Contract, LogProb, TokenId};
 use crate::config::Dtype;
 use crate::ops::cuda::{launch, Floats, Gpu, Kernel, OrFail};
-use crate::ops::log_softmax::cuda::{log_probs, rows, tiles, THREADS};
+use crate::ops::log_softmax::cuda::{log_probs, rows, tiles};
+
+/// Tiles of one block of threads, and threads of a tile.
+const TILES_AT_ONCE: u32 = 8;
+const LANES: u32 = crate::ops::simd::LANES as u32;
 
 /// What scores are divided by before the softmax.
 fn score_temperature(contract: &Contract) -> f32 {
@@ -54,14 +58,59 @@ pub fn sample_rows(logits_rv: &Floats, vocab: usize, noise: &Noises, contract: &
     assert!(!contract.has_filters(), "filters are the CPU's");
     let rows = rows(logits_rv.len(), vocab, noise.len());
     let picks_r2 = Floats::uninit(gpu, 2 * noise.len(), Dtype::F32);
-    if rows > 0 {
-        let shared = 12 * tiles(vocab);
-        launch!(gpu, Kernel::sample_rows, (rows, 1), THREADS, shared;
-            &logits_rv.view(), &(vocab as u64), &contract.temperature,
-            &u32::from(contract.is_greedy()), &noise.numbers().address(gpu),
-            &score_temperature(contract), &picks_r2.rows(2).address());
+    if rows == 0 {
+        return Picks { picks_r2 };
     }
+    let score_temperature = score_temperature(contract);
+    let scored = Tiles::new(logits_rv, vocab, rows, score_temperature);
+    // Mostly they are one distribution, whose exponentials are taken once.
+    let same = contract.is_greedy() || contract.temperature == score_temperature;
+    let other = (!same).then(|| Tiles::new(logits_rv, vocab, rows, contract.temperature));
+    let drawn = other.as_ref().unwrap_or(&scored);
+    launch!(gpu, Kernel::sample_picks, (rows, 1), TILES_AT_ONCE * LANES, 0;
+        &logits_rv.view(), &(vocab as u64), &contract.temperature,
+        &u32::from(contract.is_greedy()), &noise.numbers().address(gpu), &score_temperature,
+        &drawn.bests(), &drawn.doubles(), &scored.bests(), &scored.singles(),
+        &picks_r2.rows(2).address());
     Picks { picks_r2 }
+}
+
+/// Each tile's largest logit and its mass, of logits[R, V] / temperature.
+struct Tiles {
+    /// `[R, T, 2]`: a value and the bits of its index.
+    bests: Floats,
+    singles: Floats,
+    /// Each two words.
+    doubles: Floats,
+}
+
+impl Tiles {
+    fn new(logits_rv: &Floats, vocab: usize, rows: u32, temperature: f32) -> Self {
+        let (gpu, count) = (logits_rv.gpu(), tiles(vocab));
+        let each = rows as usize * count as usize;
+        let [bests, singles, doubles] =
+            [2, 1, 2].map(|words| Floats::uninit(gpu, words * each, Dtype::F32));
+        let tiles = Self { bests, singles, doubles };
+        let (grid, threads) = ((rows, count.div_ceil(TILES_AT_ONCE)), TILES_AT_ONCE * LANES);
+        let (logits, vocab) = (logits_rv.view(), vocab as u64);
+        launch!(gpu, Kernel::sample_bests, grid, threads, 0;
+            &logits, &vocab, &temperature, &tiles.bests());
+        launch!(gpu, Kernel::sample_masses, grid, threads, 0;
+            &logits, &vocab, &temperature, &tiles.bests(), &tiles.singles(), &tiles.doubles());
+        tiles
+    }
+
+    fn bests(&self) -> u64 {
+        self.bests.rows(1).address()
+    }
+
+    fn singles(&self) -> u64 {
+        self.singles.rows(1).address()
+    }
+
+    fn doubles(&self) -> u64 {
+        self.doubles.rows(1).address()
+    }
 }
 
 /// The same under any contract, by the CPU.

@@ -16,9 +16,8 @@ use crate::ops::weights::{cuda::negative_exp, Part};
 const TILE: u32 = 64;
 /// Channels of one block of threads that updates single rows.
 const UPDATE_TILE: u32 = 128;
-/// Rows that are enough for a block to take one more, and the most that it takes.
-const ROWS_A_GROUP: u32 = 64;
-const ROWS_AT_MOST: u32 = 8;
+/// Blocks of it that a multiprocessor holds: as its launch bounds say.
+const UPDATE_BLOCKS: u32 = 4;
 /// States that a thread holds in registers; other counts go through memory.
 const IN_REGISTERS: u32 = 16;
 /// The backward's scratch: three numbers a row, channel and state. Channels go in turns to fit.
@@ -191,6 +190,7 @@ struct UpdateArgument {
     weights: [u64; 3],
     state: StateArgument,
     count: u32,
+    even: u32,
     y_td: RowsArgument,
 }
 
@@ -228,16 +228,19 @@ pub fn forward(
     }
     let state = states.ssm(gpu, spans, weights.a_dn.len(), state_dtype);
     let (y, addresses) = (y_td.rows(d as usize), weights.addresses(gpu));
+    let even = rows[2].is_even(n as usize) && rows[3].is_even(n as usize);
     let whole_tiles = d.is_multiple_of(UPDATE_TILE) && n == IN_REGISTERS && state.is_even();
     if spans.longest == 1 && state.is_paged() && whole_tiles {
         let count = spans.count;
-        let update = UpdateArgument { rows, weights: addresses, state, count, y_td: y };
-        // A block keeps its channels' weights for several rows, where there are enough of them.
-        let groups = count.div_ceil((count / ROWS_A_GROUP).clamp(1, ROWS_AT_MOST));
-        launch!(gpu, Kernel::state_update, (groups, d / UPDATE_TILE), UPDATE_TILE, 0; &update);
+        let even = u32::from(even);
+        let update = UpdateArgument { rows, weights: addresses, state, count, even, y_td: y };
+        // As many blocks as the device holds at once: each keeps its channels' weights for all of
+        // its rows, and none comes after the others.
+        let tiles = d / UPDATE_TILE;
+        let groups = (gpu.multiprocessors() * UPDATE_BLOCKS / tiles).clamp(1, count);
+        launch!(gpu, Kernel::state_update, (groups, tiles), UPDATE_TILE, 0; &update);
     } else {
         let spill = Floats::uninit(gpu, 3 * spill_len(n, spans, d), Dtype::F32);
-        let even = rows[2].is_even(n as usize) && rows[3].is_even(n as usize);
         let sequences = SequencesArgument {
             rows,
             weights: addresses,

@@ -16,7 +16,7 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, DevicePtr};
 
-use super::problem::{family, unsplit, Addresses, Algorithm, Problem, ALIGNMENT};
+use super::problem::{family, tiles, unsplit, Addresses, Algorithm, Problem, ALIGNMENT};
 use super::{forward_mma, timing, Product, Shape};
 use crate::base::Stream;
 use crate::config::{Arithmetic, Dtype};
@@ -174,11 +174,16 @@ impl Library {
             return plans.distrust.is_none().then_some(Plan { problem, algorithm });
         }
         let ours = offers().into_iter().filter(|offer| family(offer) == Ok(FAMILY));
+        let mut candidates: Vec<Algorithm> = ours.filter_map(|offer| unsplit(offer).ok()).collect();
+        // The library offers eight at most, and others are often faster.
+        let more = candidates.first().map_or_else(Vec::new, |like| tiles(like, product.shape.m));
+        candidates.extend(more);
         let mut trusted: Vec<Algorithm> = Vec::new();
-        for offer in ours.filter_map(|offer| unsplit(offer).ok()) {
-            let is_new = trusted.iter().all(|known| known.data != offer.data);
-            if is_new && admits(&offer) && self.is_proven(gpu, plans, product, &offer, w_nk) {
-                trusted.push(offer);
+        for candidate in candidates {
+            let is_new = trusted.iter().all(|known| known.data != candidate.data);
+            let is_one = is_new && admits(&candidate);
+            if is_one && self.is_proven(gpu, plans, product, &candidate, w_nk) {
+                trusted.push(candidate);
             }
         }
         let run = |algorithm: &Algorithm| {

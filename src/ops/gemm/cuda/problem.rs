@@ -233,20 +233,46 @@ pub(super) fn family(algorithm: &Algorithm) -> Result<i32, CublasError> {
 }
 
 /// The same algorithm with all of K in one accumulator.
-pub(super) fn unsplit(mut algorithm: Algorithm) -> Result<Algorithm, CublasError> {
-    let set = |algorithm: &mut Algorithm, attribute, value: u32| {
-        // SAFETY: both attributes are 32-bit numbers.
-        let status = unsafe {
-            sys::cublasLtMatmulAlgoConfigSetAttribute(
-                algorithm,
-                attribute,
-                (&raw const value).cast(),
-                size_of::<u32>(),
-            )
-        };
-        status.result()
+pub(super) fn unsplit(algorithm: Algorithm) -> Result<Algorithm, CublasError> {
+    let one = set(algorithm, Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1_u32)?;
+    set(one, Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 0_u32)
+}
+
+/// Tiles of features x rows for few rows, which leave no multiprocessor idle, as the library numbers
+/// them: 64x8, 64x16, 64x24, 32x64, 64x32, 64x64, 64x88, 96x64, 112x64, 128x16, 128x64, 160x64.
+const NARROW: [u32; 12] = [10, 312, 313, 12, 13, 15, 319, 27, 164, 394, 18, 193];
+/// And for many: 64x64, 64x128, 80x128, 112x128, 128x128, 128x160, 128x192, 168x128, 176x128,
+/// 256x128, 320x128.
+const WIDE: [u32; 11] = [15, 17, 135, 165, 20, 29, 32, 197, 201, 24, 248];
+/// Groups of thread blocks that share what they load: alone, 2x1, 4x1, 1x2, 4x2.
+const CLUSTERS: [u16; 5] = [2, 3, 4, 5, 7];
+
+/// The same algorithm by other tiles and clusters. Whether the library knows them, and what they
+/// give, is the caller's to find out.
+pub(super) fn tiles(like: &Algorithm, rows: u64) -> Vec<Algorithm> {
+    let ids: &[u32] = if rows <= 256 { &NARROW } else { &WIDE };
+    let one = |(&tile, cluster)| {
+        let tiled = set(*like, Config::CUBLASLT_ALGO_CONFIG_TILE_ID, tile)?;
+        set(tiled, Config::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, cluster)
     };
-    set(&mut algorithm, Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1)?;
-    set(&mut algorithm, Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 0)?;
-    Ok(algorithm)
+    let all = ids.iter().flat_map(|tile| CLUSTERS.map(|cluster| (tile, cluster)));
+    all.filter_map(|each| one(each).ok()).collect()
+}
+
+/// The algorithm with one setting changed, a number of the width that the setting has.
+fn set<T: Copy>(
+    mut algorithm: Algorithm,
+    attribute: Config,
+    value: T,
+) -> Result<Algorithm, CublasError> {
+    // SAFETY: the library refuses a value of another width than its own.
+    let status = unsafe {
+        sys::cublasLtMatmulAlgoConfigSetAttribute(
+            &mut algorithm,
+            attribute,
+            (&raw const value).cast(),
+            size_of::<T>(),
+        )
+    };
+    status.result().map(|()| algorithm)
 }
