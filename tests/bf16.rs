@@ -100,7 +100,7 @@ fn decode_prefill_and_trainer_agree_bit_for_bit() {
             Engine::new(&device(), model().0, num, config.engine.clone(), contract, seed)
                 .expect("an engine");
         let weights = trainer.hand_over().expect("hand over");
-        engine.load(weights.version, weights.units);
+        engine.load(weights.version, weights.units).expect("newer weights");
         let done = generate(&config, &mut engine);
         let sequence = |one: &Completion| Sequence {
             tokens: one.prompt.iter().copied().chain(one.token_ids()).collect(),

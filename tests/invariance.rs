@@ -122,7 +122,7 @@ fn pair(case: &Case) -> Pair {
     let mut engine =
         Engine::new(&device(), plan, num, config.engine.clone(), contract, seed).expect("engine");
     let weights = trainer.hand_over().expect("hand over");
-    engine.load(weights.version, weights.units);
+    engine.load(weights.version, weights.units).expect("newer weights");
     Pair { engine, trainer, config }
 }
 

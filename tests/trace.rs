@@ -160,8 +160,8 @@ fn moved(name: &str, plan: &Plan, trainer: &Trainer, (unit, element): (usize, us
     let mut engine = engine(name, "");
     let mut weights = trainer.hand_over().expect("weights");
     assert_eq!(weights.units.len(), plan.units.len());
-    weights.units[unit].bump_ulp(element);
-    engine.load(weights.version, weights.units);
+    weights.units[unit] = weights.units[unit].with_ulp(element);
+    engine.load(weights.version, weights.units).expect("newer weights");
     engine
 }
 

@@ -145,7 +145,7 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     pub contract: Contract,
     pub weight_version: WeightVersion,
-    /// xxh3 over the engine's weights in use, tensor by tensor in name order.
+    /// Over the engine's weights in use: `model::combine_fingerprints` of its tensors.
     pub engine_fingerprint: u64,
     /// In order; the last one was not preempted. Empty where the engine keeps no such record.
     pub lives: Vec<Life>,

@@ -17,10 +17,11 @@ use super::{
 };
 use crate::base::{Contract, LogProb, LogprobsMode, Noise, Position, TokenId, WeightVersion};
 use crate::config::{EngineConfig, Fault, CPU_MEMORY};
-use crate::model::{combine_fingerprints, Block, Model, Numerics, Plan, UnitBytes, UnitSpec};
+use crate::model::{combine_fingerprints, Block, Model, Numerics, Plan};
 use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
 use crate::ops::sampling::{log_prob_rows, sample_rows, Noises};
+use crate::ops::weights::Weights;
 
 /// The embedded engine.
 #[derive(Debug)]
@@ -34,15 +35,17 @@ pub struct Engine {
     scheduler: Scheduler,
     batch: PersistentBatch,
     pages: Pages,
-    weights: Option<Weights>,
+    loaded: Option<Loaded>,
+    /// The newest that was loaded.
+    version: Option<WeightVersion>,
     hand_over: HandOver,
     strike: Strike,
     tracer: Option<Tracer>,
 }
 
-/// What is loaded now.
+/// The weights as they are now.
 #[derive(Debug)]
-struct Weights {
+struct Loaded {
     runner: Runner,
     /// Its decode batches, where the device records them.
     captured: Captured,
@@ -101,7 +104,8 @@ impl Engine {
                 .with_faults(&config.faults),
             batch: PersistentBatch::of(&config),
             noise: Noise::new(seed),
-            weights: None,
+            loaded: None,
+            version: None,
             hand_over: HandOver::new(&config.faults),
             strike: Strike::new(&config.faults),
             tracer: None,
@@ -113,23 +117,31 @@ impl Engine {
         })
     }
 
-    /// Takes new weights, between steps only. Pool and pages stay as they are; what the prefix
-    /// cache has of other weights is not found any more.
-    pub fn load(&mut self, version: WeightVersion, mut units: Vec<UnitBytes>) {
+    /// Takes new weights, between steps only, and shares their memory where it can. Pool and pages
+    /// stay as they are; what the prefix cache has of other weights is not found any more.
+    ///
+    /// # Errors
+    /// A version that is not newer than that of the weights it has, which then stay.
+    pub fn load(
+        &mut self,
+        version: WeightVersion,
+        mut units: Vec<Weights>,
+    ) -> Result<(), EngineError> {
         assert!(!self.scheduler.has_unfinished(), "weights change between steps, not within one");
+        if let Some(has) = self.version.filter(|has| version <= *has) {
+            return Err(EngineError::WeightsNotNewer { found: version, has });
+        }
+        self.drop_weights();
         self.hand_over.receive(&self.plan, &mut units);
-        let each = units.iter().zip(&self.plan.units);
-        let of_unit =
-            |(unit, spec): (&UnitBytes, &UnitSpec)| unit.fingerprints(spec).collect::<Vec<_>>();
-        let fingerprints: Vec<u64> = each.flat_map(of_unit).collect();
+        let each = self.plan.units.iter().zip(&units);
+        let fingerprints: Vec<u64> =
+            each.flat_map(|(spec, unit)| spec.fingerprints(unit)).collect();
         let copied_head = self.hand_over.copy_head(&self.plan, &mut units);
         let head_fingerprint = copied_head.as_ref().map(|head| head.fingerprint);
         let head_fingerprint = head_fingerprint.filter(|head| *head != fingerprints[0]);
-        // The old ones go first: a device has no room for both.
-        self.weights = None;
         self.scheduler.new_weights(version);
         let plan = copied_head.as_ref().map_or(&self.plan, |head| &head.plan);
-        let mut model = Model::load(plan, &self.num, &units, &self.device);
+        let mut model = Model::load(plan, &self.num, &units);
         if self.config.faults.contains(&Fault::GateRenormalised) {
             model.blocks.iter_mut().for_each(Block::renormalise_gate);
         }
@@ -137,7 +149,7 @@ impl Engine {
         let runner = Runner::new(self.num, layout, model, bits).with_faults(&self.config.faults);
         let all: Vec<u64> = fingerprints.iter().copied().chain(head_fingerprint).collect();
         let fingerprint = combine_fingerprints(&all);
-        self.weights = Some(Weights {
+        self.loaded = Some(Loaded {
             runner,
             captured: Captured::default(),
             version,
@@ -145,10 +157,23 @@ impl Engine {
             head_fingerprint,
             fingerprint,
         });
+        self.version = Some(version);
+        Ok(())
     }
 
-    fn weights(&self) -> &Weights {
-        self.weights.as_ref().expect("weights are loaded before the first step")
+    /// Frees the memory of the weights before newer ones are made: a device need not hold both.
+    pub fn drop_weights(&mut self) {
+        self.loaded = None;
+    }
+
+    /// Of the newest weights that were loaded.
+    #[must_use]
+    pub fn version(&self) -> Option<WeightVersion> {
+        self.version
+    }
+
+    fn loaded(&self) -> &Loaded {
+        self.loaded.as_ref().expect("weights are loaded before the first step")
     }
 
     /// Runs requests to their ends; completions come back in the order of the requests.
@@ -194,23 +219,23 @@ impl Engine {
         self.scheduler.note_rows(&plan, &batch.rows);
         tell(Moment::Built(&batch));
         self.strike.before(&batch, self.scheduler.layout(), &mut self.pages);
-        let weights = self.weights.as_mut().expect("weights are loaded before the first step");
+        let loaded = self.loaded.as_mut().expect("weights are loaded before the first step");
         let mut watching = self.tracer.as_mut().and_then(|tracer| {
             let policy = self.config.batch_split;
-            tracer.begin(&plan, &batch, &self.scheduler, policy, weights.runner.hidden())
+            tracer.begin(&plan, &batch, &self.scheduler, policy, loaded.runner.hidden())
         });
         let mut see = watching.as_mut().map(|watching| |seen: Seen<'_>| watching.see(seen));
         let observe = see.as_mut().map(|see| see as Observer<'_>);
         let draw = Draw { noise: &self.noise, contract: &self.contract };
         let unlabelled = unlabelled(&self.config.faults, &self.contract);
         let is_plain = observe.is_none() && unlabelled.is_none() && !self.contract.has_filters();
-        let drawn = if is_plain && batch.is_captured && weights.runner.records() {
-            let (parts, longest) = ((&weights.runner, &mut self.pages), self.config.max_model_len);
+        let drawn = if is_plain && batch.is_captured && loaded.runner.records() {
+            let (parts, longest) = ((&loaded.runner, &mut self.pages), self.config.max_model_len);
             let noise = (0..batch.num_rows()).map(|row| draw.noise(&batch, row)).collect();
-            weights.captured.step(parts, &batch, noise, draw.contract, longest)
+            loaded.captured.step(parts, &batch, noise, draw.contract, longest)
         } else {
-            let x_th = weights.runner.forward(&mut self.pages, &batch, observe);
-            draw.each(&weights.runner, unlabelled.as_ref(), &batch, &x_th)
+            let x_th = loaded.runner.forward(&mut self.pages, &batch, observe);
+            draw.each(&loaded.runner, unlabelled.as_ref(), &batch, &x_th)
         };
         if let (Some(tracer), Some(watching)) = (&mut self.tracer, watching) {
             tracer.end(watching);
@@ -219,7 +244,7 @@ impl Engine {
         tell(Moment::Sampled);
         let finished = self.scheduler.update(&plan, &sampled)?;
         let complete = |one: super::Finished| {
-            one.into_completion(self.contract, weights.version, weights.fingerprint)
+            one.into_completion(self.contract, loaded.version, loaded.fingerprint)
         };
         let completions = finished.into_iter().map(complete).collect();
         tell(Moment::Updated);
@@ -240,7 +265,7 @@ impl Engine {
     /// in a private pool.
     #[must_use]
     pub fn score_prefill<'a>(&self, sequences: &[(&'a [TokenId], usize)]) -> Vec<Vec<LogProb>> {
-        let (runner, device) = (&self.weights().runner, &self.device);
+        let (runner, device) = (&self.loaded().runner, &self.device);
         let mut scores = Vec::with_capacity(sequences.len());
         for group in sequences.chunks(device.sequences_at_once()) {
             let feed = |(sequence, &(tokens, _)): (usize, &(&'a [TokenId], usize))| Feed {
@@ -272,19 +297,19 @@ impl Engine {
     /// The loaded model.
     #[must_use]
     pub fn runner(&self) -> &Runner {
-        &self.weights().runner
+        &self.loaded().runner
     }
 
-    /// xxh3 of every loaded tensor, in the plan's order.
+    /// The fingerprint of every loaded tensor, in the plan's order.
     #[must_use]
     pub fn fingerprints(&self) -> &[u64] {
-        &self.weights().fingerprints
+        &self.loaded().fingerprints
     }
 
     /// Of a tied head that is a copy and no longer the embedding.
     #[must_use]
     pub fn head_fingerprint(&self) -> Option<u64> {
-        self.weights().head_fingerprint
+        self.loaded().head_fingerprint
     }
 
     /// The model's shape.

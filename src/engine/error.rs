@@ -1,6 +1,6 @@
 //! What the engine refuses: every value that was asked for, what was found, what to do.
 
-use crate::base::{BlockId, LayerId, RequestId};
+use crate::base::{BlockId, LayerId, RequestId, WeightVersion};
 
 /// Errors of layouts, requests and restored pools.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -50,6 +50,11 @@ pub enum EngineError {
     PoolTooLarge { num_blocks: u32, bytes: u64 },
     #[error("engine.faults has \"{fault}\", which has no place here: {missing}; leave it out")]
     FaultWithoutPlace { fault: &'static str, missing: &'static str },
+    #[error(
+        "weights of version {found} were handed over to an engine that has version {has}: hand \
+         over newer ones, each version once"
+    )]
+    WeightsNotNewer { found: WeightVersion, has: WeightVersion },
     #[error("request {request} has an empty prompt: give it at least one token")]
     EmptyPrompt { request: RequestId },
     #[error("request {request} asks for 0 new tokens: raise rollout.max_new_tokens to at least 1")]

@@ -4,9 +4,10 @@
 use super::{CacheView, EngineError, Layout, StepBatch};
 use crate::base::{EngineStep, LayerId};
 use crate::config::{Dtype, Fault};
-use crate::model::{FeedForwardKind, HfConfig, MixerKind, Plan, UnitBytes};
+use crate::model::{FeedForwardKind, HfConfig, MixerKind, Plan};
 use crate::ops::array::{Array, Device};
 use crate::ops::pages::{KeyValueView, Pages, StateView};
+use crate::ops::weights::Weights;
 
 /// Refuses a fault that this model or this device has no place for.
 pub(super) fn check(faults: &[Fault], plan: &Plan, device: &Device) -> Result<(), EngineError> {
@@ -42,7 +43,7 @@ fn layer_with_experts(plan: &Plan) -> Option<usize> {
 pub(super) struct HandOver {
     faults: Vec<Fault>,
     /// The first weights ever, where a fault holds on to them.
-    first: Option<Vec<UnitBytes>>,
+    first: Option<Vec<Weights>>,
 }
 
 /// A head that is a copy of the embedding.
@@ -62,9 +63,9 @@ impl HandOver {
     }
 
     /// Changes what has just arrived into what will be loaded.
-    pub(super) fn receive(&mut self, plan: &Plan, units: &mut Vec<UnitBytes>) {
+    pub(super) fn receive(&mut self, plan: &Plan, units: &mut Vec<Weights>) {
         if self.has(Fault::EngineWeightUlp) {
-            units[0].bump_ulp(plan.units[0].tensors[0].len());
+            units[0] = units[0].with_ulp(plan.units[0].tensors[0].len());
         }
         let holds_on = [Fault::OldWeightsOnWake, Fault::HeadNotRefreshed, Fault::StaleExpert];
         if !holds_on.iter().any(|&fault| self.has(fault)) {
@@ -76,40 +77,43 @@ impl HandOver {
         }
         if self.faults.contains(&Fault::StaleExpert) {
             let layer = layer_with_experts(plan).expect("the configuration was checked");
-            keep_last_expert(plan, layer, &first[layer + 1], &mut units[layer + 1]);
+            let (old, new) = (&first[layer + 1], &mut units[layer + 1]);
+            *new = with_last_expert_of(plan, layer, old, new);
         }
     }
 
-    /// Appends the head's copy to the root's bytes, where the engine keeps one.
-    pub(super) fn copy_head(&self, plan: &Plan, units: &mut [UnitBytes]) -> Option<CopiedHead> {
+    /// Appends the head's copy to the root's tensors, where the engine keeps one.
+    pub(super) fn copy_head(&self, plan: &Plan, units: &mut [Weights]) -> Option<CopiedHead> {
         if !self.has(Fault::HeadNotRefreshed) {
             return None;
         }
         let first = &self.first.as_ref().expect("weights have arrived")[0];
         let root = &plan.units[0];
-        let embedding = first.bytes().len() / root.len() * root.tensors[0].len();
-        units[0].extend(&first.bytes()[..embedding]);
+        let embedding = root.tensors[0].len() * first.dtype().bytes() as usize;
+        units[0] = units[0].edited(|bytes| bytes.extend(&first.to_bytes()[..embedding]));
         let config = HfConfig { tie_word_embeddings: false, ..plan.config.clone() };
-        let fingerprint = first.fingerprints(root).next().expect("the root has an embedding");
+        let fingerprint = root.fingerprints(first)[0];
         Some(CopiedHead { plan: Plan::new(config), fingerprint })
     }
 }
 
-/// Puts the old bytes of the layer's last expert in the place of the new ones.
-fn keep_last_expert(plan: &Plan, layer: usize, old: &UnitBytes, new: &mut UnitBytes) {
+/// The new weights of a layer but for its last expert, which is the old one.
+fn with_last_expert_of(plan: &Plan, layer: usize, old: &Weights, new: &Weights) -> Weights {
     let spec = &plan.units[layer + 1];
     let shape = plan.config.feed_forward.as_ref().and_then(|shape| shape.experts);
     let last = shape.expect("the layer has experts").count - 1;
     let name = format!(".experts.{last}.");
-    let width = old.bytes().len() / spec.len();
-    let mut start = 0;
-    for tensor in &spec.tensors {
-        let end = start + tensor.len() * width;
-        if tensor.name.contains(&name) {
-            new.bytes_mut()[start..end].copy_from_slice(&old.bytes()[start..end]);
+    let (width, old) = (old.dtype().bytes() as usize, old.to_bytes());
+    new.edited(|bytes| {
+        let mut start = 0;
+        for tensor in &spec.tensors {
+            let end = start + tensor.len() * width;
+            if tensor.name.contains(&name) {
+                bytes[start..end].copy_from_slice(&old[start..end]);
+            }
+            start = end;
         }
-        start = end;
-    }
+    })
 }
 
 /// What happens to one request's pages, once in the engine's life: at the first step from

@@ -3,8 +3,9 @@
 use super::{block_memory, layout, BlockMemory, EngineError, Feed, Layout, Phase, Runner, Scratch};
 use crate::base::{Contract, TokenId};
 use crate::config::EngineConfig;
-use crate::model::{Model, Numerics, Plan, UnitBytes};
+use crate::model::{Model, Numerics, Plan};
 use crate::ops::array::Device;
+use crate::ops::weights::Weights;
 
 /// As [`block_memory`], but where the device's own memory is to be planned with, a model of these
 /// weights computes `max_num_batched_tokens` tokens and the fullest moment counts. As in vLLM's
@@ -19,16 +20,18 @@ pub fn measured_memory(
     plan: &Plan,
     num: &Numerics,
     config: &EngineConfig,
-    units: &[UnitBytes],
+    units: &[Weights],
 ) -> Result<BlockMemory, EngineError> {
     let planned = block_memory(plan, num, config);
     if !config.is_measured() {
         return Ok(planned);
     }
     let layout = layout(plan, num, config)?;
+    // They lie there already, and the model shares them.
+    let units_bytes = plan.num_parameters() * num.dtype.bytes();
     let mut scratch_bytes = 0;
     let used = device.fullest(|| {
-        let model = Model::load(plan, num, units, device);
+        let model = Model::load(plan, num, units);
         let runner = Runner::new(*num, &layout, model, u64::BITS);
         scratch_bytes = fullest_batch(device, &layout, &runner, config);
     });
@@ -36,7 +39,7 @@ pub fn measured_memory(
         None => planned,
         Some(used) => BlockMemory {
             device_memory: used.total,
-            used_bytes: used.added.saturating_sub(scratch_bytes),
+            used_bytes: (units_bytes + used.added).saturating_sub(scratch_bytes),
             ..planned
         },
     })

@@ -34,12 +34,11 @@ pub use preset::Preset;
 pub use residual::Residual;
 pub use root::{Root, HEAD};
 pub use save::{save_folder, save_preset};
-pub use unit::{combine_fingerprints, TensorSpec, UnitBytes, UnitSpec};
+pub use unit::{combine_fingerprints, TensorSpec, UnitSpec};
 
 use crate::config::{Arithmetic, Config, Dtype};
-use crate::ops::array::Device;
 pub use crate::ops::spans::{Span, Spans};
-use crate::ops::weights::Purpose;
+use crate::ops::weights::{Purpose, Weights};
 
 /// What fixes every rounding of a forward.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -114,15 +113,16 @@ pub struct Model {
 }
 
 impl Model {
-    /// From the units' gathered bytes, in the plan's order, on `device`, to run under `num`.
+    /// From the units' weights, in the plan's order and on their device, to run under `num`. On a
+    /// device the model shares their memory, wherever a tensor can be used as it lies.
     #[must_use]
-    pub fn load(plan: &Plan, num: &Numerics, units: &[UnitBytes], device: &Device) -> Self {
-        assert_eq!(units.len(), plan.units.len(), "one array of bytes a unit");
+    pub fn load(plan: &Plan, num: &Numerics, units: &[Weights]) -> Self {
+        assert_eq!(units.len(), plan.units.len(), "one array of weights a unit");
         let purpose = num.purpose(false);
-        let root = Root::load(&plan.config, &plan.units[0], &units[0].open(device), purpose);
+        let root = Root::load(&plan.config, &plan.units[0], &units[0], purpose);
         let blocks = plan.layers.iter().zip(&plan.units[1..]).zip(&units[1..]);
         let blocks = blocks.map(|((kind, spec), unit)| {
-            Block::load(&plan.config, *kind, spec, &unit.open(device), purpose)
+            Block::load(&plan.config, *kind, spec, unit, purpose)
         });
         Self { root, blocks: blocks.collect() }
     }

@@ -10,8 +10,9 @@ use safetensors::tensor::{Dtype as FileDtype, View};
 
 use super::checkpoint::{GENERATION, WEIGHTS};
 use super::root::HEAD;
-use super::{Family, ModelError, Plan, Preset, TensorSpec, UnitBytes};
+use super::{Family, ModelError, Plan, Preset, TensorSpec};
 use crate::config::Dtype;
+use crate::ops::weights::narrow;
 
 /// Config, generation config and `units`, each a unit's flat f32 weights, in `dtype`. A tied
 /// Jamba's head is written too, because vLLM looks for it.
@@ -147,7 +148,7 @@ impl View for Lazy<'_, '_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let values = (self.values)(self.spec);
-        Cow::Owned(UnitBytes::from_master(&values, self.dtype).into_bytes())
+        Cow::Owned(narrow(&values, self.dtype))
     }
 
     fn data_len(&self) -> usize {

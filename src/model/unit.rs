@@ -3,11 +3,8 @@
 //! A unit is one flat array. The order of its tensors is the order in which blocks take them, so
 //! one list is layout, loader and gradient map at once.
 
-use rayon::prelude::*;
-
-use crate::config::Dtype;
-use crate::ops::array::{Array, Device, SliceMut};
-use crate::ops::weights::{widen, Part, Weights};
+use crate::ops::array::{Array, SliceMut};
+use crate::ops::weights::{Part, Weights};
 
 /// One named tensor of a unit, by its Hugging Face name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +60,14 @@ impl UnitSpec {
         })
     }
 
+    /// The fingerprint of each tensor of a unit's weights, in order (`ops::fingerprint`).
+    #[must_use]
+    pub fn fingerprints(&self, weights: &Weights) -> Vec<u64> {
+        assert_eq!(weights.len(), self.len(), "unit {}", self.name);
+        let lens: Vec<usize> = self.tensors.iter().map(TensorSpec::len).collect();
+        weights.fingerprints(&lens)
+    }
+
     /// The tensors of a flat gradient, in order, to add to.
     pub fn gradients_of<'a>(&'a self, flat: &'a mut Array) -> impl Iterator<Item = SliceMut<'a>> {
         assert_eq!(flat.len(), self.len(), "unit {}", self.name);
@@ -83,87 +88,6 @@ impl UnitSpec {
             let (part, after) = rest.split_at(tensor.len());
             rest = after;
             part
-        })
-    }
-}
-
-/// Elements that one thread rounds at a time.
-const PIECE: usize = 1 << 16;
-
-/// A unit's weights as gathered: compute-dtype bytes, the form in which they reach the engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnitBytes {
-    dtype: Dtype,
-    bytes: Vec<u8>,
-}
-
-impl UnitBytes {
-    /// Rounds f32 master weights to the compute dtype, little-endian.
-    #[must_use]
-    pub fn from_master(flat: &[f32], dtype: Dtype) -> Self {
-        let width = dtype.bytes() as usize;
-        let mut bytes = vec![0; flat.len() * width];
-        let pieces = bytes.par_chunks_mut(PIECE * width).zip(flat.par_chunks(PIECE));
-        pieces.for_each(|(bytes, flat)| {
-            let elements = bytes.chunks_exact_mut(width).zip(flat);
-            match dtype {
-                Dtype::F32 => elements.for_each(|(b, w)| b.copy_from_slice(&w.to_le_bytes())),
-                Dtype::Bf16 => elements.for_each(|(b, w)| {
-                    b.copy_from_slice(&half::bf16::from_f32(*w).to_le_bytes());
-                }),
-            }
-        });
-        Self { dtype, bytes }
-    }
-
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    /// Appends further elements, in bytes of the same dtype.
-    pub fn extend(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    #[must_use]
-    pub fn into_bytes(self) -> Vec<u8> {
-        self.bytes
-    }
-
-    /// Widened to f32, which loses nothing, on the host.
-    #[must_use]
-    pub fn to_f32(&self) -> Vec<f32> {
-        widen(&self.bytes, self.dtype)
-    }
-
-    /// As the blocks of a device take them.
-    #[must_use]
-    pub fn open(&self, device: &Device) -> Weights {
-        Weights::open(&self.bytes, self.dtype, device)
-    }
-
-    /// Moves one element to a neighbouring value of its dtype: the smallest difference that two
-    /// sides can have.
-    pub fn bump_ulp(&mut self, element: usize) {
-        let width = self.dtype.bytes() as usize;
-        let low = &mut self.bytes[element * width];
-        *low = if *low == u8::MAX { *low - 1 } else { *low + 1 };
-    }
-
-    /// xxh3 of each tensor's bytes, in the unit's order.
-    pub fn fingerprints<'a>(&'a self, spec: &'a UnitSpec) -> impl Iterator<Item = u64> + 'a {
-        let width = self.dtype.bytes() as usize;
-        assert_eq!(self.bytes.len(), spec.len() * width, "unit {}", spec.name);
-        let mut rest = self.bytes.as_slice();
-        spec.tensors.iter().map(move |tensor| {
-            let (part, after) = rest.split_at(tensor.len() * width);
-            rest = after;
-            xxhash_rust::xxh3::xxh3_64(part)
         })
     }
 }

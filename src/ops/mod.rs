@@ -16,6 +16,7 @@ pub mod conv;
 pub mod cuda;
 pub mod embedding;
 pub mod extremes;
+pub mod fingerprint;
 pub mod gemm;
 pub mod log_softmax;
 pub mod pages;

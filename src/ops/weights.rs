@@ -3,15 +3,19 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
 use super::array::{Array, Device};
 use super::round::slice_to_dtype;
 use crate::config::{Arithmetic, Dtype};
 
-/// A unit's weights, ready to be cut into [`Part`]s.
+/// A unit's weights, ready to be cut into [`Part`]s. Clones share the memory.
 #[derive(Clone, Debug)]
 pub enum Weights {
     /// Widened to f32, which loses nothing.
-    Cpu(Vec<f32>),
+    Cpu { values: Arc<Vec<f32>>, dtype: Dtype },
     /// As they are.
     #[cfg(feature = "cuda")]
     Cuda(cuda::Bytes),
@@ -53,12 +57,33 @@ pub fn widen(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
+/// Elements that one thread rounds at a time.
+const PIECE: usize = 1 << 16;
+
+/// f32 values rounded to `dtype`, little-endian.
+#[must_use]
+pub fn narrow(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    let width = dtype.bytes() as usize;
+    let mut bytes = vec![0; values.len() * width];
+    let pieces = bytes.par_chunks_mut(PIECE * width).zip(values.par_chunks(PIECE));
+    pieces.for_each(|(bytes, values)| {
+        let elements = bytes.chunks_exact_mut(width).zip(values);
+        match dtype {
+            Dtype::F32 => elements.for_each(|(b, w)| b.copy_from_slice(&w.to_le_bytes())),
+            Dtype::Bf16 => elements.for_each(|(b, w)| {
+                b.copy_from_slice(&half::bf16::from_f32(*w).to_le_bytes());
+            }),
+        }
+    });
+    bytes
+}
+
 impl Weights {
     /// From compute-dtype bytes on the host.
     #[must_use]
     pub fn open(bytes: &[u8], dtype: Dtype, device: &Device) -> Self {
         match device {
-            Device::Cpu => Self::Cpu(widen(bytes, dtype)),
+            Device::Cpu => Self::Cpu { values: Arc::new(widen(bytes, dtype)), dtype },
             #[cfg(feature = "cuda")]
             Device::Cuda(gpu) => Self::Cuda(cuda::Bytes::upload(gpu, bytes, dtype)),
         }
@@ -71,18 +96,64 @@ impl Weights {
             Array::Cpu(master) => {
                 let mut rounded = master.clone();
                 slice_to_dtype(&mut rounded, dtype);
-                Self::Cpu(rounded)
+                Self::Cpu { values: Arc::new(rounded), dtype }
             }
             #[cfg(feature = "cuda")]
             Array::Cuda(master) => Self::Cuda(cuda::Bytes::narrowed(master, dtype)),
         }
     }
 
+    #[must_use]
+    pub fn device(&self) -> Device {
+        match self {
+            Self::Cpu { .. } => Device::Cpu,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(unit) => Device::Cuda(Arc::clone(unit.gpu())),
+        }
+    }
+
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::Cpu { dtype, .. } => *dtype,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(unit) => unit.dtype(),
+        }
+    }
+
+    /// The elements in the compute dtype, little-endian, on the host.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Cpu { values, dtype } => narrow(values, *dtype),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(unit) => unit.to_host(),
+        }
+    }
+
+    /// The same weights but for what `edit` does to their bytes, which go over the host.
+    #[must_use]
+    pub fn edited(&self, edit: impl FnOnce(&mut Vec<u8>)) -> Self {
+        let mut bytes = self.to_bytes();
+        edit(&mut bytes);
+        Self::open(&bytes, self.dtype(), &self.device())
+    }
+
+    /// With one element moved to a neighbouring value of its dtype: the smallest difference that
+    /// two sides can have.
+    #[must_use]
+    pub fn with_ulp(&self, element: usize) -> Self {
+        self.edited(|bytes| {
+            let low = &mut bytes[element * self.dtype().bytes() as usize];
+            *low = if *low == u8::MAX { *low - 1 } else { *low + 1 };
+        })
+    }
+
     /// Elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
-            Self::Cpu(flat) => flat.len(),
+            Self::Cpu { values, .. } => values.len(),
             #[cfg(feature = "cuda")]
             Self::Cuda(unit) => unit.len(),
         }
@@ -97,7 +168,7 @@ impl Weights {
     #[must_use]
     pub fn whole(&self) -> Part<'_> {
         match self {
-            Self::Cpu(flat) => Part::Cpu(flat),
+            Self::Cpu { values, .. } => Part::Cpu(values),
             #[cfg(feature = "cuda")]
             Self::Cuda(unit) => Part::Cuda { unit, start: 0, len: unit.len() },
         }

@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 
 use super::memory::MemoryPlan;
 use crate::config::{Config, ModelSource};
-use crate::model::{load_master, load_plan, HfConfig, Numerics, Plan, Preset, UnitBytes};
+use crate::model::{load_master, load_plan, HfConfig, Numerics, Plan, Preset};
+use crate::ops::weights::Weights;
 use crate::rollout::{Codec, SpecialTokens};
 use crate::trainer::reference::Reference;
 
@@ -50,10 +51,10 @@ pub(super) fn plan(config: &Config) -> Result<Plan> {
 }
 
 /// candle's model of compute-dtype weights.
-pub(super) fn reference(plan: &Plan, units: &[UnitBytes]) -> Result<Reference> {
+pub(super) fn reference(plan: &Plan, units: &[Weights]) -> Result<Reference> {
     let mut weights = BTreeMap::new();
     for (spec, unit) in plan.units.iter().zip(units) {
-        let flat = unit.to_f32();
+        let flat = unit.whole().to_array().into_host();
         for (tensor, part) in spec.tensors.iter().zip(spec.parts(&flat)) {
             weights.insert(tensor.name.clone(), (tensor.shape.clone(), part.to_vec()));
         }

@@ -59,7 +59,7 @@ pub struct Session {
     contract: Contract,
     /// Old log-probabilities of the step's rollouts, for the update.
     old: Vec<Vec<LogProb>>,
-    /// xxh3 of every tensor that the step was scored with, in the plan's order.
+    /// The fingerprint of every tensor that the step was scored with, in the plan's order.
     scored_with: Vec<u64>,
     /// Every version of the trainer's weights that scored.
     weights: Vec<WeightsOf>,
@@ -120,7 +120,7 @@ impl Session {
             config.seed,
             num_blocks,
         )?;
-        engine.load(weights.version, weights.units);
+        engine.load(weights.version, weights.units)?;
         Ok(Self {
             config: config.clone(),
             plan,
@@ -142,8 +142,9 @@ impl Session {
 
     /// The trainer's weights to the engine.
     pub(super) fn hand_over(&mut self) -> Result<()> {
+        self.engine.drop_weights();
         let weights = self.trainer.hand_over()?;
-        self.engine.load(weights.version, weights.units);
+        self.engine.load(weights.version, weights.units)?;
         Ok(())
     }
 

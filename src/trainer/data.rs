@@ -2,7 +2,7 @@
 
 use super::grpo;
 use crate::base::{LogProb, TokenId, WeightVersion};
-use crate::model::UnitBytes;
+use crate::ops::weights::Weights;
 
 /// A sequence to score or to learn from.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,11 +47,12 @@ pub struct Experience {
     pub d: Vec<f64>,
 }
 
-/// Weights on their way to the engine: compute-dtype bytes and what they are.
-#[derive(Clone, Debug, PartialEq)]
+/// Weights on their way to the engine: in the compute dtype, on the device that they were made on.
+#[derive(Clone, Debug)]
 pub struct WeightSet {
     pub version: WeightVersion,
-    pub units: Vec<UnitBytes>,
+    /// In the plan's order.
+    pub units: Vec<Weights>,
 }
 
 /// What one minibatch's update did.

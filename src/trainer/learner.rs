@@ -19,7 +19,7 @@ pub use snapshot::TrainerSnapshot;
 
 use crate::base::{Contract, TokenId, WeightVersion};
 use crate::config::{Fault, TrainerConfig, Update};
-use crate::model::{Block, Numerics, Plan, UnitBytes};
+use crate::model::{Block, Numerics, Plan};
 use crate::ops::array::{Array, Device};
 use crate::ops::weights::Weights;
 
@@ -38,35 +38,23 @@ pub struct Trainer {
     passes: Cell<u64>,
 }
 
-struct Frozen {
-    units: Vec<UnitBytes>,
-    device: Device,
-}
+struct Frozen(Vec<Weights>);
 
 impl Units for Frozen {
     fn gather(&self, index: usize) -> Result<Weights, TrainerError> {
-        Ok(self.units[index].open(&self.device))
+        Ok(self.0[index].clone())
     }
 }
 
 /// The sharded weights as scoring sees them with the planted fault.
 struct Faulty<'a>(&'a Trainer);
 
-impl Faulty<'_> {
-    /// The root, one element of which is the next value of its dtype.
-    fn bytes(&self, mut root: UnitBytes) -> UnitBytes {
-        root.bump_ulp(self.0.plan.units[0].tensors[0].len());
-        root
-    }
-}
-
 impl Units for Faulty<'_> {
     fn gather(&self, index: usize) -> Result<Weights, TrainerError> {
-        let Trainer { units, device, .. } = self.0;
-        match index {
-            0 => Ok(self.bytes(units.gather_bytes(0)?).open(device)),
-            _ => units.gather(index),
-        }
+        let unit = self.0.units.gather(index)?;
+        // One element of the final norm is the next value of its dtype.
+        let first = self.0.plan.units[0].tensors[0].len();
+        Ok(if index == 0 { unit.with_ulp(first) } else { unit })
     }
 }
 
@@ -84,8 +72,7 @@ impl Trainer {
         let world = SharedMemory::world(1).pop().expect("a world of one rank");
         let trains = config.update == Update::Adamw;
         let weights = (&plan, master);
-        let units = ShardedUnits::new(Box::new(world), &device, num.dtype, weights, trains)
-            .expect("a world of one rank has nobody to lose");
+        let units = ShardedUnits::new(Box::new(world), &device, num.dtype, weights, trains);
         let (version, passes) = (WeightVersion::new(0), Cell::new(0));
         Self { device, plan, num, config, units, frozen: None, version, passes }
     }
@@ -104,22 +91,22 @@ impl Trainer {
     /// # Errors
     /// [`TrainerError::RankLeft`].
     pub fn freeze_reference(&mut self) -> Result<(), TrainerError> {
-        let units = self.hand_over()?.units;
-        self.frozen = Some(Frozen { units, device: self.device.clone() });
+        self.frozen = Some(Frozen(self.hand_over()?.units));
         Ok(())
     }
 
-    /// Every unit in compute-dtype bytes, as the engine takes them.
+    /// Every unit in the compute dtype, as the engine takes them: on a device, without a copy where
+    /// nothing changes them.
     ///
     /// # Errors
     /// [`TrainerError::RankLeft`].
     pub fn hand_over(&self) -> Result<WeightSet, TrainerError> {
-        let gather = |index| self.units.gather_bytes(index);
+        let gather = |index| self.units.gather(index);
         let units = (0..self.plan.units.len()).map(gather).collect::<Result<_, _>>()?;
         Ok(WeightSet { version: self.version, units })
     }
 
-    /// Each unit's whole f32 master weights.
+    /// Each unit's whole f32 master weights; of a trainer that only scores, as it scores with them.
     ///
     /// # Errors
     /// [`TrainerError::RankLeft`].
@@ -127,19 +114,16 @@ impl Trainer {
         (0..self.plan.units.len()).map(|index| self.units.copy_master(index)).collect()
     }
 
-    /// xxh3 of every tensor that scoring uses, in the plan's order.
+    /// The fingerprint of every tensor that scoring uses, in the plan's order.
     ///
     /// # Errors
     /// [`TrainerError::RankLeft`].
     pub fn fingerprints(&self) -> Result<Vec<u64>, TrainerError> {
         let mut all = self.units.fingerprints(&self.plan)?;
         if self.has_fault() {
-            let root = self.units.gather_bytes(0)?;
-            let changed = Faulty(self).bytes(root);
-            all.splice(
-                ..self.plan.units[0].tensors.len(),
-                changed.fingerprints(&self.plan.units[0]),
-            );
+            let root = &self.plan.units[0];
+            let changed = root.fingerprints(&Faulty(self).gather(0)?);
+            all.splice(..changed.len(), changed);
         }
         Ok(all)
     }

@@ -167,8 +167,8 @@ pub(super) fn backward(
     Ok(total)
 }
 
-/// Chunks at once in memory; the sums do not depend on it.
-const WAVE: usize = 8;
+/// Chunks at once in memory, where a device runs as many at once; the sums do not depend on it.
+const WAVE_MAX: usize = 8;
 
 /// Runs `work` on every chunk's upstream gradient, in parallel, and adds what each leaves in its
 /// own array to `total`, chunks ascending.
@@ -178,11 +178,12 @@ fn accumulate(
     upstream: &mut [Array],
     work: impl Fn(usize, &mut Array, &mut Array) + Sync,
 ) {
-    for (wave, part) in upstream.chunks_mut(WAVE).enumerate() {
+    let size = device.parallelism().min(WAVE_MAX);
+    for (wave, part) in upstream.chunks_mut(size).enumerate() {
         let len = total.len();
         let done = device.map(part, |i, dx_th| {
             let mut grads = device.zeros(len);
-            work(wave * WAVE + i, dx_th, &mut grads);
+            work(wave * size + i, dx_th, &mut grads);
             grads
         });
         done.iter().for_each(|grads| total.add_assign(grads));

@@ -8,7 +8,7 @@ use super::collective::{shard_len, Collective};
 use super::pass::{Gradient, Units};
 use super::TrainerError;
 use crate::config::Dtype;
-use crate::model::{Plan, UnitBytes};
+use crate::model::Plan;
 use crate::ops::array::{Array, Device};
 use crate::ops::weights::Weights;
 
@@ -19,10 +19,10 @@ pub(super) struct ShardedUnits {
     dtype: Dtype,
     /// A unit's elements, before padding to whole shards.
     lens: Vec<usize>,
-    /// On the device where there are updates, else on the host.
+    /// None where nothing changes the weights and this rank is all of them.
     master: Vec<Array>,
     moments: Option<Moments>,
-    /// Where nothing changes the weights and the device is not the host.
+    /// In place of the master.
     fixed: Option<Fixed>,
     /// Optimizer updates done.
     pub updates: u64,
@@ -31,8 +31,18 @@ pub(super) struct ShardedUnits {
 /// What every gather would give.
 struct Fixed {
     units: Vec<Weights>,
-    /// xxh3 of every tensor, in the plan's order.
+    /// Of every tensor, in the plan's order.
     fingerprints: Vec<u64>,
+}
+
+impl Fixed {
+    fn new(device: &Device, dtype: Dtype, plan: &Plan, master: &[Vec<f32>]) -> Self {
+        let round = |flat: &Vec<f32>| Weights::of_master(&device.upload(flat.clone()), dtype);
+        let units: Vec<Weights> = master.iter().map(round).collect();
+        let each = plan.units.iter().zip(&units);
+        let fingerprints = each.flat_map(|(spec, unit)| spec.fingerprints(unit)).collect();
+        Self { units, fingerprints }
+    }
 }
 
 struct Moments {
@@ -49,55 +59,33 @@ impl ShardedUnits {
         dtype: Dtype,
         (plan, master): (&Plan, &[Vec<f32>]),
         trains: bool,
-    ) -> Result<Self, TrainerError> {
+    ) -> Self {
         let (rank, world) = (collective.rank().index(), collective.world_size());
-        let home = if trains { device.clone() } else { Device::Cpu };
+        let lens = master.iter().map(Vec::len).collect();
+        let fixed = (!trains && world == 1).then(|| Fixed::new(device, dtype, plan, master));
         let shard = |flat: &Vec<f32>| {
             let len = shard_len(flat.len(), world);
             let mut own =
                 flat[(rank * len).min(flat.len())..((rank + 1) * len).min(flat.len())].to_vec();
             own.resize(len, 0.0);
-            home.upload(own)
+            device.upload(own)
         };
-        let lens = master.iter().map(Vec::len).collect();
-        let shards: Vec<Array> = master.iter().map(shard).collect();
+        let sharded = if fixed.is_some() { &[] } else { master };
+        let shards: Vec<Array> = sharded.iter().map(shard).collect();
         let zeros = || shards.iter().map(Array::zeros_like).collect();
         let moments = trains.then(|| Moments { m: zeros(), v: zeros() });
         let device = device.clone();
-        let mut units = Self {
-            collective,
-            device,
-            dtype,
-            lens,
-            master: shards,
-            moments,
-            fixed: None,
-            updates: 0,
-        };
-        if !trains && !units.device.is_host() {
-            units.fixed = Some(units.fix(plan)?);
-        }
-        Ok(units)
+        Self { collective, device, dtype, lens, master: shards, moments, fixed, updates: 0 }
     }
 
-    fn fix(&self, plan: &Plan) -> Result<Fixed, TrainerError> {
-        let mut fixed = Fixed { units: Vec::new(), fingerprints: Vec::new() };
-        for (unit, spec) in plan.units.iter().enumerate() {
-            let bytes = self.gather_bytes(unit)?;
-            fixed.fingerprints.extend(bytes.fingerprints(spec));
-            fixed.units.push(bytes.open(&self.device));
-        }
-        Ok(fixed)
-    }
-
-    /// xxh3 of every tensor in the compute dtype, in the plan's order.
+    /// The fingerprint of every tensor in the compute dtype, in the plan's order.
     pub(super) fn fingerprints(&self, plan: &Plan) -> Result<Vec<u64>, TrainerError> {
         if let Some(fixed) = &self.fixed {
             return Ok(fixed.fingerprints.clone());
         }
         let mut all = Vec::new();
         for (unit, spec) in plan.units.iter().enumerate() {
-            all.extend(self.gather_bytes(unit)?.fingerprints(spec));
+            all.extend(spec.fingerprints(&self.gather(unit)?));
         }
         Ok(all)
     }
@@ -114,14 +102,12 @@ impl ShardedUnits {
         Ok(Cow::Owned(shard.device().upload(flat)))
     }
 
-    /// The same on the host, as a copy.
+    /// The same on the host, as a copy; rounded to the compute dtype where nothing changes it.
     pub(super) fn copy_master(&self, unit: usize) -> Result<Vec<f32>, TrainerError> {
-        Ok(self.gather_master(unit)?.to_host())
-    }
-
-    /// A unit in the compute dtype, on the host.
-    pub(super) fn gather_bytes(&self, unit: usize) -> Result<UnitBytes, TrainerError> {
-        Ok(UnitBytes::from_master(&self.gather_master(unit)?.on_host(), self.dtype))
+        match &self.fixed {
+            Some(fixed) => Ok(fixed.units[unit].whole().to_array().into_host()),
+            None => Ok(self.gather_master(unit)?.to_host()),
+        }
     }
 
     /// Master weights and both moments, a shard a unit; `None` where there are no updates, which

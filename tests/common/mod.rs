@@ -115,7 +115,7 @@ pub fn engine(name: &str, extra: &str) -> Engine {
     let mut engine =
         Engine::new(&device(), plan, num, config.engine, contract, seed).expect("an engine");
     let weights = trainer.hand_over().expect("hand over");
-    engine.load(weights.version, weights.units);
+    engine.load(weights.version, weights.units).expect("newer weights");
     engine
 }
 

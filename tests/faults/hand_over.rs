@@ -8,8 +8,9 @@ use gapscope::base::{RequestId, TokenId, WeightVersion};
 use gapscope::config::Dtype;
 use gapscope::engine::{Engine, Feed, Phase};
 use gapscope::gap::FindingKind;
-use gapscope::model::{Plan, Preset, UnitBytes};
-use gapscope::ops::array::Device;
+use gapscope::model::{Plan, Preset};
+use gapscope::ops::array::{Array, Device};
+use gapscope::ops::weights::Weights;
 
 /// Three steps that learn.
 const LEARNS: [&str; 4] =
@@ -101,19 +102,20 @@ fn k12_hidden_states_agree_and_that_tokens_logit_does_not() {
     let (h, v) = (plan.config.hidden_size, plan.config.vocab_size);
     let changed = 77;
     let mut master = Preset::weights(&plan, 3);
-    let bytes = |master: &[Vec<f32>]| -> Vec<UnitBytes> {
-        master.iter().map(|unit| UnitBytes::from_master(unit, Dtype::F32)).collect()
+    let weights = |master: &[Vec<f32>]| -> Vec<Weights> {
+        let one = |unit: &Vec<f32>| Weights::of_master(&Array::Cpu(unit.clone()), Dtype::F32);
+        master.iter().map(one).collect()
     };
-    let before = bytes(&master);
+    let before = weights(&master);
     master[0][changed * h..][..h].iter_mut().for_each(|w| *w += 1.0);
-    let after = bytes(&master);
-    let engine = |faults: &str, hand_overs: &[&[UnitBytes]]| {
+    let after = weights(&master);
+    let engine = |faults: &str, hand_overs: &[&[Weights]]| {
         let config = experiment(text, &[faults]);
         let num = plan.numerics(Dtype::F32, Dtype::F32);
         let mut engine =
             Engine::new(&Device::Cpu, plan.clone(), num, config.engine, PLAIN, 0).expect("one");
         for (version, units) in (0..).map(WeightVersion::new).zip(hand_overs) {
-            engine.load(version, units.to_vec());
+            engine.load(version, units.to_vec()).expect("newer weights");
         }
         engine
     };

@@ -91,7 +91,7 @@ fn load(engine: &mut Engine, case: &Case, version: u64) {
     let trainer =
         gapscope::trainer::Trainer::new(&device(), plan, num, config.trainer.clone(), &master);
     let units = trainer.hand_over().expect("hand over").units;
-    engine.load(WeightVersion::new(version), units);
+    engine.load(WeightVersion::new(version), units).expect("newer weights");
 }
 
 /// Prompts of up to 140 tokens: the beginning of one text, then a tail of their own. Three rounds;

@@ -19,7 +19,7 @@ fn load(engine: &mut Engine, name: &str, version: u64, seed: u64) {
         Trainer::new(&device(), plan.clone(), num, config.trainer.clone(), &master)
     };
     let weights = if seed == 0 { own } else { other() }.hand_over().expect("hand over");
-    engine.load(WeightVersion::new(version), weights.units);
+    engine.load(WeightVersion::new(version), weights.units).expect("newer weights");
 }
 
 fn ask(step: u64, rollout_idx: u32, prompt: Vec<TokenId>) -> GenerationRequest {

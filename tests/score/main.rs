@@ -12,7 +12,8 @@ use common::{assert_close, device, fixture, Golden};
 use gapscope::base::{Stream, TokenId};
 use gapscope::config::Dtype;
 use gapscope::engine::{CacheSpec, Feed, Layout, Phase, Runner, Scratch};
-use gapscope::model::{load_master, load_plan, Model, UnitBytes};
+use gapscope::model::{load_master, load_plan, Model};
+use gapscope::ops::weights::Weights;
 use serde_json::{json, Value};
 use tempfile::TempDir;
 
@@ -179,11 +180,11 @@ fn k26_chunks_of_rows_change_no_bit() {
     const ROWS: usize = 1_030;
     let (plan, master) = load_master(&fixture("tiny-jamba")).expect("a model folder");
     let num = plan.numerics(Dtype::F32, Dtype::F32);
-    let units: Vec<UnitBytes> =
-        master.iter().map(|flat| UnitBytes::from_master(flat, num.dtype)).collect();
+    let round = |flat| Weights::of_master(&device().upload(flat), num.dtype);
+    let units: Vec<Weights> = master.into_iter().map(round).collect();
     let spec = CacheSpec::of_model(&plan.config, num.dtype, num.state_dtype, ROWS as u32);
     let layout = Layout::new(&spec).expect("a layout");
-    let runner = Runner::new(num, &layout, Model::load(&plan, &num, &units, &device()), 64);
+    let runner = Runner::new(num, &layout, Model::load(&plan, &num, &units), 64);
     let tokens = common::random_tokens(&plan.config, ROWS, 1);
     let feed = Feed { sequence: 0, phase: Phase::Prefill, tokens: &tokens };
     let x_th = Scratch::new(&device(), &layout, 1).feed(&runner, &[feed], None);

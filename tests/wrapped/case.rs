@@ -177,7 +177,7 @@ pub fn pair(hf: &HfConfig, config: &Config, seed: u64) -> (Engine, Trainer) {
         Engine::new(&device(), plan, num, config.engine.clone(), config.contract(), config.seed);
     let mut engine = engine.expect("an engine");
     let weights = trainer.hand_over().expect("weights");
-    engine.load(weights.version, weights.units);
+    engine.load(weights.version, weights.units).expect("newer weights");
     (engine, trainer)
 }
 

@@ -40,6 +40,7 @@ kernels! {
     "embedding": embedding_forward embedding_backward;
     "weights": weights_widen weights_widen_transposed weights_narrow weights_negative_exp;
     "adamw": adamw_update adamw_squared_norms;
+    "fingerprint": fingerprint_sum;
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use super::super::parts;
 use crate::base::{Contract, LogProb, TokenId};
 use crate::config::{Config, Leg};
 use crate::engine::{self, Feed, Forced, Layout, Phase, Runner, Scratch};
-use crate::model::{Model, UnitBytes};
-use crate::ops::array::Device;
+use crate::model::Model;
+use crate::ops::array::{Array, Device};
+use crate::ops::weights::Weights;
 use crate::trainer::reference::Reference;
 use crate::trainer::{Sequence, Trainer};
 use anyhow::Result;
@@ -31,9 +32,10 @@ impl Scorer {
     pub(super) fn open(config: &Config, leg: Leg, contract: Contract) -> Result<Self> {
         let (plan, master) = parts::weights(config)?;
         let num = plan.numerics_of(config);
-        // A unit of the master goes as soon as its bytes are made.
-        let bytes = |master: Vec<Vec<f32>>| -> Vec<UnitBytes> {
-            master.into_iter().map(|flat| UnitBytes::from_master(&flat, num.dtype)).collect()
+        // A unit of the master goes as soon as it is rounded.
+        let round = |master: Vec<Vec<f32>>| -> Vec<Weights> {
+            let one = |flat| Weights::of_master(&Array::Cpu(flat), num.dtype);
+            master.into_iter().map(one).collect()
         };
         let forward = match leg {
             Leg::Trainer => {
@@ -42,11 +44,11 @@ impl Scorer {
                 Forward::Trainer(Box::new(trainer))
             }
             Leg::Reference => {
-                Forward::Reference(Box::new(parts::reference(&plan, &bytes(master))?))
+                Forward::Reference(Box::new(parts::reference(&plan, &round(master))?))
             }
             Leg::Prefill | Leg::Decode => {
                 let layout = engine::layout(&plan, &num, &config.engine)?;
-                let model = Model::load(&plan, &num, &bytes(master), &Device::Cpu);
+                let model = Model::load(&plan, &num, &round(master));
                 let runner = Runner::new(num, &layout, model, STATE_INDEX_BITS);
                 let engine = Box::new(EngineLeg { runner, layout, contract });
                 match leg {

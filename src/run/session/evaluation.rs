@@ -35,7 +35,7 @@ impl Session {
             u32::try_from(room).unwrap_or(u32::MAX).min(self.engine.pool().num_blocks()),
         )?;
         let weights = self.trainer.hand_over()?;
-        engine.load(weights.version, weights.units);
+        engine.load(weights.version, weights.units)?;
         let problems = self.task.problems(Draw::Evaluation, Step::new(0), prompts)?;
         let eos = &self.plan.config.eos_token_ids;
         let asked = requests(&self.config.rollout, eos, Step::new(0), &problems, 1);

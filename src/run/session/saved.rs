@@ -79,7 +79,10 @@ impl Session {
         self.index_bits = state.index_bits;
         self.floor = state.floor;
         self.weights = state.versions;
-        self.hand_over()?;
+        // Of weights that were never updated the engine has this version already.
+        if self.engine.version() != Some(self.trainer.version()) {
+            self.hand_over()?;
+        }
         if combine_fingerprints(self.engine.fingerprints()) != state.weights {
             let found = "the model's weights are not those that the run had: put them back, or \
                 run the experiment again with another --out";

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Trainer;
 use crate::base::WeightVersion;
 use crate::config::Dtype;
+use crate::ops::weights::Weights;
 
 /// The counts; [`Trainer::arrays`] are the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +41,8 @@ impl Trainer {
             }
         }
         if let Some(frozen) = self.frozen.as_ref().filter(|_| !arrays.is_empty()) {
-            for (spec, unit) in self.plan.units.iter().zip(&frozen.units) {
-                let bytes = Cow::Borrowed(unit.bytes());
+            for (spec, unit) in self.plan.units.iter().zip(&frozen.0) {
+                let bytes = Cow::Owned(unit.to_bytes());
                 arrays.push((format!("frozen.{}", spec.name), self.num.dtype, bytes));
             }
         }
@@ -64,8 +65,10 @@ impl Trainer {
             }
         }
         if let Some(frozen) = self.frozen.as_mut().filter(|_| trains) {
-            for (spec, unit) in self.plan.units.iter().zip(&mut frozen.units) {
-                read(&format!("frozen.{}", spec.name), unit.bytes_mut())?;
+            for (spec, unit) in self.plan.units.iter().zip(&mut frozen.0) {
+                let mut bytes = unit.to_bytes();
+                read(&format!("frozen.{}", spec.name), &mut bytes)?;
+                *unit = Weights::open(&bytes, unit.dtype(), &self.device);
             }
         }
         Ok(())
