@@ -1,6 +1,7 @@
 //! Operations element by element, rows by number, weights and AdamW on the device against their CPU
 //! halves, bit for bit.
 
+mod fingerprints;
 mod rows;
 
 use gapscope::config::Dtype;
