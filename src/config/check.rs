@@ -106,6 +106,7 @@ fn engine(source: &Source, model_dtype: Dtype) -> EngineConfig {
         batch_split: source.get("engine.batch_split"),
         state_index_bits: source.get("engine.state_index_bits"),
         free_list: source.get("engine.free_list"),
+        sleep: source.get("engine.sleep"),
         logprobs_mode: source.get("engine.logprobs_mode"),
         force_prefill: source.get("engine.force_prefill"),
         numerics: source.get("engine.numerics"),

@@ -141,6 +141,11 @@ keys! {
         "Width of slot x stride in the prefill scan's state load and store; 32 until vLLM #35275.";
     "engine.free_list", Kind::OneOf(&["fifo", "lifo"]), Is("\"fifo\""), "",
         "Which free block is taken next: the one freed longest ago, or the one freed last.";
+    "engine.sleep", Kind::OneOf(&["off", "keep_pool", "drop_pool"]), Is("\"off\""),
+        "vLLM enable_sleep_mode, verl rollout.free_cache_engine",
+        "Whether the engine sleeps while others compute. drop_pool frees its pool meanwhile and wakes
+\
+         with one as at the start, so that no block, order or cached prefix outlives a step.";
     "engine.logprobs_mode", Kind::OneOf(&["raw_logprobs", "processed_logprobs"]),
         Is("\"raw_logprobs\""), "vLLM logprobs_mode",
         "Whether recorded logprobs are from before or after temperature and filters.";

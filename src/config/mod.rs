@@ -14,6 +14,7 @@ mod fault;
 mod keys;
 mod kind;
 mod nearest;
+mod sleep;
 mod source;
 mod sweep;
 #[cfg(test)]
@@ -29,6 +30,7 @@ pub use fault::{Fault, FaultEntry, Planted, Side, FAULTS};
 pub use keys::{IfAbsent, Key, KEYS, PRESETS};
 pub use kind::{Kind, Range};
 pub use nearest::nearest;
+pub use sleep::Sleep;
 pub use sweep::{overrides, Sweep, SweepSettings, MAX_SWEEP_POINTS};
 pub use trace::{TraceConfig, Traced};
 pub use types::*;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::fault::Fault;
+use super::sleep::Sleep;
 use super::sweep::Sweep;
 use super::trace::TraceConfig;
 
@@ -94,6 +95,8 @@ pub struct EngineConfig {
     /// store.
     pub state_index_bits: u32,
     pub free_list: FreeListOrder,
+    #[serde(default)]
+    pub sleep: Sleep,
     pub logprobs_mode: LogprobsMode,
     pub force_prefill: bool,
     #[serde(default)]

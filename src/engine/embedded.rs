@@ -3,11 +3,13 @@
 //! One step is four verbs: schedule, build, run, update. Pool order, owners and bytes outlive the
 //! step and every weight update.
 
+mod loaded;
+mod sleep;
 mod snapshot;
 
 use std::collections::HashMap;
 
-use super::captured::Captured;
+use self::loaded::Loaded;
 use super::faults::{self, HandOver, Strike};
 use super::trace::Tracer;
 use super::{
@@ -17,11 +19,10 @@ use super::{
 };
 use crate::base::{Contract, LogProb, LogprobsMode, Noise, Position, TokenId, WeightVersion};
 use crate::config::{EngineConfig, Fault, CPU_MEMORY};
-use crate::model::{combine_fingerprints, Block, Model, Numerics, Plan};
+use crate::model::{Numerics, Plan};
 use crate::ops::array::{Array, Device};
 use crate::ops::pages::Pages;
 use crate::ops::sampling::{log_prob_rows, sample_rows, Noises};
-use crate::ops::weights::Weights;
 
 /// The embedded engine.
 #[derive(Debug)]
@@ -41,20 +42,7 @@ pub struct Engine {
     hand_over: HandOver,
     strike: Strike,
     tracer: Option<Tracer>,
-}
-
-/// The weights as they are now.
-#[derive(Debug)]
-struct Loaded {
-    runner: Runner,
-    /// Its decode batches, where the device records them.
-    captured: Captured,
-    version: WeightVersion,
-    /// A tensor each, in the plan's order.
-    fingerprints: Vec<u64>,
-    /// Of a tied head that is a copy and no longer the embedding.
-    head_fingerprint: Option<u64>,
-    fingerprint: u64,
+    is_asleep: bool,
 }
 
 impl Engine {
@@ -92,11 +80,7 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         faults::check(&config.faults, &plan, device)?;
         let layout = layout(&plan, &num, &config)?;
-        if !Pages::fit(device, layout.num_buffers, num_blocks, layout.page_bytes) {
-            let bytes = layout.block_bytes() * u64::from(num_blocks);
-            return Err(EngineError::PoolTooLarge { num_blocks, bytes });
-        }
-        let pages = Pages::new(device, layout.num_buffers, num_blocks, layout.page_bytes);
+        let pages = sleep::pages(device, &layout, num_blocks)?;
         let pool = BlockPool::new(num_blocks, config.free_list);
         Ok(Self {
             device: device.clone(),
@@ -109,71 +93,13 @@ impl Engine {
             hand_over: HandOver::new(&config.faults),
             strike: Strike::new(&config.faults),
             tracer: None,
+            is_asleep: false,
             plan,
             num,
             config,
             contract,
             pages,
         })
-    }
-
-    /// Takes new weights, between steps only, and shares their memory where it can. Pool and pages
-    /// stay as they are; what the prefix cache has of other weights is not found any more.
-    ///
-    /// # Errors
-    /// A version that is not newer than that of the weights it has, which then stay.
-    pub fn load(
-        &mut self,
-        version: WeightVersion,
-        mut units: Vec<Weights>,
-    ) -> Result<(), EngineError> {
-        assert!(!self.scheduler.has_unfinished(), "weights change between steps, not within one");
-        if let Some(has) = self.version.filter(|has| version <= *has) {
-            return Err(EngineError::WeightsNotNewer { found: version, has });
-        }
-        self.drop_weights();
-        self.hand_over.receive(&self.plan, &mut units);
-        let each = self.plan.units.iter().zip(&units);
-        let fingerprints: Vec<u64> =
-            each.flat_map(|(spec, unit)| spec.fingerprints(unit)).collect();
-        let copied_head = self.hand_over.copy_head(&self.plan, &mut units);
-        let head_fingerprint = copied_head.as_ref().map(|head| head.fingerprint);
-        let head_fingerprint = head_fingerprint.filter(|head| *head != fingerprints[0]);
-        self.scheduler.new_weights(version);
-        let plan = copied_head.as_ref().map_or(&self.plan, |head| &head.plan);
-        let mut model = Model::load(plan, &self.num, &units);
-        if self.config.faults.contains(&Fault::GateRenormalised) {
-            model.blocks.iter_mut().for_each(Block::renormalise_gate);
-        }
-        let (bits, layout) = (self.config.scan_index_bits(), self.scheduler.layout());
-        let runner = Runner::new(self.num, layout, model, bits).with_faults(&self.config.faults);
-        let all: Vec<u64> = fingerprints.iter().copied().chain(head_fingerprint).collect();
-        let fingerprint = combine_fingerprints(&all);
-        self.loaded = Some(Loaded {
-            runner,
-            captured: Captured::default(),
-            version,
-            fingerprints,
-            head_fingerprint,
-            fingerprint,
-        });
-        self.version = Some(version);
-        Ok(())
-    }
-
-    /// Frees the memory of the weights before newer ones are made: a device need not hold both.
-    pub fn drop_weights(&mut self) {
-        self.loaded = None;
-    }
-
-    /// Of the newest weights that were loaded.
-    #[must_use]
-    pub fn version(&self) -> Option<WeightVersion> {
-        self.version
-    }
-
-    fn loaded(&self) -> &Loaded {
-        self.loaded.as_ref().expect("weights are loaded before the first step")
     }
 
     /// Runs requests to their ends; completions come back in the order of the requests.
@@ -213,6 +139,7 @@ impl Engine {
     /// # Errors
     /// As [`Scheduler::update`].
     fn step(&mut self, tell: &mut dyn FnMut(Moment<'_>)) -> Result<Vec<Completion>, EngineError> {
+        assert!(!self.is_asleep, "an engine makes no step while it sleeps");
         tell(Moment::Begun);
         let Some(plan) = self.scheduler.schedule() else { return Ok(Vec::new()) };
         let batch = self.batch.build(&plan, &self.scheduler);
@@ -292,24 +219,6 @@ impl Engine {
     #[must_use]
     pub fn scratch(&self, sequences: usize) -> Scratch {
         Scratch::new(&self.device, self.scheduler.layout(), sequences)
-    }
-
-    /// The loaded model.
-    #[must_use]
-    pub fn runner(&self) -> &Runner {
-        &self.loaded().runner
-    }
-
-    /// The fingerprint of every loaded tensor, in the plan's order.
-    #[must_use]
-    pub fn fingerprints(&self) -> &[u64] {
-        &self.loaded().fingerprints
-    }
-
-    /// Of a tied head that is a copy and no longer the embedding.
-    #[must_use]
-    pub fn head_fingerprint(&self) -> Option<u64> {
-        self.loaded().head_fingerprint
     }
 
     /// The model's shape.

@@ -204,6 +204,13 @@ impl BlockPool {
         self.taken
     }
 
+    /// A virgin pool in place of this one, of which nobody holds a block. It goes on counting.
+    pub fn renew(&mut self) {
+        let held = self.blocks.iter().filter_map(|record| record.owner).next();
+        assert_eq!(held, None, "a request holds blocks of a pool that is dropped");
+        *self = Self { taken: self.taken, ..Self::new(self.num_blocks(), self.order) };
+    }
+
     /// Every block but the null block is either held or in the free list, once, and no block is
     /// shared that nobody owns.
     ///

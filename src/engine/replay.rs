@@ -20,7 +20,7 @@ use crate::base::{
     BlockId, CompletionIndex, Contract, EngineStep, LayerId, LogProb, RequestId, TokenId,
     WeightVersion,
 };
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, Sleep};
 
 mod lives;
 mod memory;
@@ -37,6 +37,8 @@ pub struct Replay {
     scheduler: Scheduler,
     batch: PersistentBatch,
     shadow: Shadow,
+    /// Whether no call leaves its pool to the next.
+    drops_pool: bool,
 }
 
 /// What will become of one request.
@@ -99,6 +101,7 @@ impl Replay {
             scheduler: Scheduler::new(Limits::from(config), layout, pool),
             batch: PersistentBatch::new(config.batch_split, config.force_prefill),
             shadow,
+            drops_pool: config.sleep == Sleep::DropPool,
         }
     }
 
@@ -117,6 +120,10 @@ impl Replay {
         let mut done: HashMap<RequestId, Forecast> = HashMap::with_capacity(ids.len());
         while self.scheduler.has_unfinished() {
             done.extend(self.step()?.into_iter().map(|forecast| (forecast.id, forecast)));
+        }
+        if self.drops_pool {
+            self.scheduler.renew_pool();
+            self.shadow.clear_pages();
         }
         let of = |id| done.remove(id).expect("one forecast a request");
         Ok(ids.iter().map(of).collect())

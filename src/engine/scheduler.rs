@@ -311,6 +311,12 @@ impl Scheduler {
         }
     }
 
+    /// Goes on with a virgin pool. Only when idle.
+    pub fn renew_pool(&mut self) {
+        assert!(!self.has_unfinished(), "{} requests are alive", self.alive.len());
+        self.pool.renew();
+    }
+
     /// Goes on from a snapshot. Only when idle.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use anyhow::{ensure, Result};
 use super::session::{requests, Session};
 use super::{device, parts};
 use crate::base::Step;
-use crate::config::{Config, FreeListOrder};
+use crate::config::{Config, FreeListOrder, Sleep};
 use crate::engine::{self, GenerationRequest, Layout, Replay};
 use crate::model::{Numerics, Plan};
 use crate::report::step_ranges;
@@ -76,7 +76,8 @@ pub(super) fn predict(
     let blocks_per_step = taken / steps as f64;
     let first = layout.first_wrapped_block(config.engine.state_index_bits);
     let first = first.filter(|block| block.get() < *num_blocks);
-    let in_a_ring = config.engine.free_list == FreeListOrder::Fifo;
+    let engine = &config.engine;
+    let in_a_ring = engine.free_list == FreeListOrder::Fifo && engine.sleep != Sleep::DropPool;
     let closed_form = first
         .filter(|_| in_a_ring)
         .map(|first| closed_form(f64::from(first.get()), usable, blocks_per_step, config.steps));

@@ -21,7 +21,7 @@ use self::second_look::Looks;
 use super::device;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
-use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
+use crate::config::{Config, Fault, Leg, RolloutConfig, Sleep, Update};
 use crate::engine::{
     self, measured_memory, Completion, Engine, GenerationRequest, Moment, SampledToken,
 };
@@ -172,7 +172,8 @@ impl Session {
         Ok(())
     }
 
-    /// N rollouts of each of the step's prompts, with their rewards and advantages.
+    /// N rollouts of each of the step's prompts, with their rewards and advantages. The engine is
+    /// awake for no longer, where it sleeps at all.
     pub fn generate(&mut self, step: Step) -> Result<Vec<Rollout>> {
         self.generate_told(step, &mut |_| {})
     }
@@ -188,7 +189,13 @@ impl Session {
         let per_prompt = self.config.rollout.rollouts_per_prompt;
         let eos = &self.plan.config.eos_token_ids;
         let asked = requests(&self.config.rollout, eos, step, &problems, per_prompt);
+        self.engine.wake()?;
         let completions = self.engine.generate_told(asked, tell)?;
+        match self.config.engine.sleep {
+            Sleep::Off => {}
+            Sleep::KeepPool => self.engine.sleep(true),
+            Sleep::DropPool => self.engine.sleep(false),
+        }
         self.rollouts(&problems, completions, per_prompt)
     }
 

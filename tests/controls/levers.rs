@@ -29,11 +29,14 @@ use Symptom::{FirstLap, Gone, Present, Silent};
 fn every_control_flips_its_symptom() {
     let parent = tempfile::tempdir().expect("a temporary folder");
     let attention_only = attention_only(&parent.path().join("attention-only"));
-    let rows: [(&str, &[&str], Symptom); 33] = [
+    let rows: [(&str, &[&str], Symptom); 37] = [
         (WRAP, &[], Present(&[2, 4], AddressWrap)),
         (WRAP, &["engine.state_index_bits=64"], Gone),
         // Low blocks come back again and again.
         (WRAP, &["engine.free_list=lifo"], Gone),
+        // A step takes half of a pool, and each the same half.
+        (WRAP, &["engine.sleep=drop_pool"], Gone),
+        (WRAP, &["engine.sleep=keep_pool"], Present(&[2, 4], AddressWrap)),
         // Ids up to 85, the last that 18 bits reach.
         (WRAP, &["engine.num_gpu_blocks_override=86"], Gone),
         (WRAP, &["engine.gpu_memory_utilization=0.6"], Gone),
@@ -60,6 +63,9 @@ fn every_control_flips_its_symptom() {
         // A first lap reads zeros, the right start: 64 blocks are four steps of 16.
         (IMPOSTER, &["engine.num_gpu_blocks_override=65"], FirstLap),
         (IMPOSTER, &["engine.gpu_memory_utilization=0.9"], FirstLap),
+        // Every step reads the zeros of a pool of its own.
+        (IMPOSTER, &["engine.sleep=drop_pool"], Silent),
+        (IMPOSTER, &["engine.sleep=keep_pool"], Present(&[3, 4], StaleState)),
         // A stack hands out used blocks from the second step on.
         (IMPOSTER, &["engine.free_list=lifo"], Present(&[2, 3, 4], StaleState)),
         // Keys and values are written before they are read. Blocks of 16 tokens, two a request, and

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod levers;
+mod sleep;
 mod victims;
 
 /// State addresses that wrap. A step takes 60 of 120 blocks; 18 bits end at block 86 of stride

@@ -59,6 +59,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("engine.batch_split", "scheduled_tokens", &[]),
     ("engine.state_index_bits", "22", &[]),
     ("engine.free_list", "lifo", &[]),
+    ("engine.sleep", "drop_pool", &[]),
     ("engine.logprobs_mode", "processed_logprobs", &[]),
     ("engine.force_prefill", "true", &[]),
     ("engine.numerics", "fast", &[]),

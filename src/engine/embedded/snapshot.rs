@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use super::{Engine, EngineError};
-use crate::config::BatchSplit;
+use crate::config::{BatchSplit, Sleep};
 use crate::engine::SchedulerSnapshot;
 
 impl Engine {
@@ -47,16 +47,17 @@ impl Engine {
         self.pages.restore(read)
     }
 
-    /// Whether a request may read bytes that it has not written, so that what it computes depends
-    /// on what the pages hold. A prefix cache is there for that. False only of policies that are
-    /// known to write before they read.
+    /// Whether a request may read bytes of an earlier step of the loop, so that what it computes
+    /// depends on what the pages hold. A prefix cache is there for that. False only of policies
+    /// that are known to write before they read, and of a pool that no step leaves to the next.
     #[must_use]
     pub fn may_read_stale(&self) -> bool {
         let config = &self.config;
         let wraps = |block: crate::base::BlockId| block.get() < self.pool().num_blocks();
-        config.batch_split != BatchSplit::IsPrefilling
+        let reads_stale = config.batch_split != BatchSplit::IsPrefilling
             || config.enable_prefix_caching
             || self.layout().first_wrapped_block(config.scan_index_bits()).is_some_and(wraps)
-            || !config.faults.is_empty()
+            || !config.faults.is_empty();
+        reads_stale && config.sleep != Sleep::DropPool
     }
 }

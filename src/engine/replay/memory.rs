@@ -85,6 +85,11 @@ impl Memory {
         Self { page_bytes, pages: vec![vec![Page::default(); num_blocks as usize]; buffers] }
     }
 
+    /// Zeros again.
+    pub fn clear(&mut self) {
+        self.pages.iter_mut().flatten().for_each(|page| page.0.clear());
+    }
+
     /// The pages that some bytes of a buffer lie on.
     pub fn pages(&self, bytes: &Range<u64>) -> impl Iterator<Item = BlockId> {
         let pages = bytes.start / self.page_bytes..bytes.end.div_ceil(self.page_bytes);

@@ -70,6 +70,11 @@ impl Shadow {
         self.lives.depart(batch, &self.visits);
     }
 
+    /// All pages are zeros again.
+    pub fn clear_pages(&mut self) {
+        self.memory.clear();
+    }
+
     /// A request is done: since when each of its lives was wrong, and why.
     pub fn leave(&mut self, request: RequestId) -> Vec<(Option<EngineStep>, Vec<Misread>)> {
         self.lives.leave(request)
