@@ -121,9 +121,8 @@ impl Model {
         let purpose = num.purpose(false);
         let root = Root::load(&plan.config, &plan.units[0], &units[0], purpose);
         let blocks = plan.layers.iter().zip(&plan.units[1..]).zip(&units[1..]);
-        let blocks = blocks.map(|((kind, spec), unit)| {
-            Block::load(&plan.config, *kind, spec, unit, purpose)
-        });
+        let blocks = blocks
+            .map(|((kind, spec), unit)| Block::load(&plan.config, *kind, spec, unit, purpose));
         Self { root, blocks: blocks.collect() }
     }
 }

@@ -19,6 +19,11 @@ use super::cuda::{Floats, Gpu};
 #[cfg(feature = "cuda")]
 use crate::config::Dtype;
 
+/// Rows whose logits exist at once, a thread: 64 x 65,536 x 4 bytes are 16 MiB.
+pub const CPU_LOGIT_ROWS: usize = 64;
+/// A GPU has room for more, and reads the head's weights less often.
+pub const GPU_LOGIT_ROWS: usize = 1024;
+
 /// Where arrays live and operations run.
 #[derive(Clone, Debug, Default)]
 pub enum Device {
@@ -71,14 +76,26 @@ impl Device {
         }
     }
 
-    /// Rows whose logits exist at once, a thread: 64 x 65,536 x 4 bytes are 16 MiB; a GPU has room
-    /// for more, and reads the head's weights less often.
+    /// Rows whose logits exist at once, a thread.
     #[must_use]
     pub fn logit_rows(&self) -> usize {
         match self {
-            Self::Cpu => 64,
+            Self::Cpu => CPU_LOGIT_ROWS,
             #[cfg(feature = "cuda")]
-            Self::Cuda(_) => 1024,
+            Self::Cuda(_) => GPU_LOGIT_ROWS,
+        }
+    }
+
+    /// Bytes that nobody has taken; `None` on the host, whose memory is nobody's alone.
+    #[must_use]
+    pub fn free_memory(&self) -> Option<u64> {
+        match self {
+            Self::Cpu => None,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(gpu) => {
+                gpu.trim();
+                Some(gpu.memory().0)
+            }
         }
     }
 

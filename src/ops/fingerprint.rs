@@ -147,12 +147,7 @@ mod tests {
     fn the_definition_stays() {
         let ones = 1.0_f32.to_le_bytes().repeat(3);
         let found = [0, 1, 2, 3].map(|len| of(&ones[..4 * len], Dtype::F32, &[len])[0]);
-        let expected = [
-            0,
-            0x2322_789c_2cda_6e2c,
-            0xd465_91ec_c550_27da,
-            0x854a_7ec2_209d_6128,
-        ];
+        let expected = [0, 0x2322_789c_2cda_6e2c, 0xd465_91ec_c550_27da, 0x854a_7ec2_209d_6128];
         assert_eq!(found, expected);
     }
 

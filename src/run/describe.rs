@@ -126,9 +126,10 @@ fn write_memory(
     num_blocks: u32,
 ) -> Result<()> {
     let pool = layout.block_bytes() * u64::from(num_blocks);
-    writeln!(text, "memory            block pool {pool} bytes")?;
-    for (part, bytes) in MemoryPlan::of(plan, config).parts {
-        writeln!(text, "                  {part} {bytes} bytes")?;
+    let mut label = "memory";
+    for (part, bytes) in MemoryPlan::of(plan, config, Some(pool)).lines() {
+        writeln!(text, "{label:<18}{part} {bytes} bytes")?;
+        label = "";
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use super::progress::{say, Meter};
 use crate::base::{Contract, LogProb, LogprobsMode};
 use crate::config::{Config, Leg};
 use crate::trainer::Sequence;
-pub(super) use bound::{Bound, Largest};
+pub(super) use bound::{floats_a_token, Bound, Largest};
 use legs::Scorer;
 pub(super) use lines::Limits;
 use lines::{Id, Lines, Request};

@@ -96,10 +96,10 @@ impl Session {
     /// As [`Self::open`]; where the device's memory gives the number of blocks, they are as many as
     /// they were, whatever it would give today.
     fn open_with(config: &Config, measured: Option<u32>) -> Result<Self> {
-        let Parts { plan, master, num, codec } = parts::load(config)?;
+        let device = device::open(config.engine.device)?;
+        let Parts { plan, master, num, codec } = parts::load(config, &device)?;
         let task = Task::new(&config.task, config.seed, Arc::clone(&codec))?;
         let contract = config.contract();
-        let device = device::open(config.engine.device)?;
         let trainer = Trainer::new(&device, plan.clone(), num, config.trainer.clone(), &master);
         // The trainer has its own.
         drop(master);

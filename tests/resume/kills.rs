@@ -10,7 +10,7 @@ use rustix::process::{kill_process, Pid, Signal};
 
 use crate::common::records::assert_same_records;
 use crate::common::run::read_json;
-use crate::{kill, wait_until, Case, CACHED, FAST, STALE, SWEEP, TRAINING, WRAPPED};
+use crate::{kill, wait_until, Case, ASLEEP, CACHED, FAST, STALE, SWEEP, TRAINING, WRAPPED};
 
 /// Bytes of all that a process writes step by step.
 fn written(folder: &Path) -> u64 {
@@ -70,6 +70,11 @@ fn a_measured_floor() {
 #[test]
 fn a_prefix_cache_that_outlives_its_weights() {
     check(&CACHED, 6, 5);
+}
+
+#[test]
+fn a_pool_that_is_dropped_between_steps() {
+    check(&ASLEEP, 5, 6);
 }
 
 #[test]

@@ -90,6 +90,25 @@ const CACHED: Case<'_> = Case {
     ],
 };
 
+/// No checkpoint holds the pool's bytes, which no step leaves to the next: what short first chunks
+/// and a prefix cache find is of the step itself.
+const ASLEEP: Case<'_> = Case {
+    args: ["run", SUMS],
+    set: &[
+        "steps=24",
+        "checkpoint.every=3",
+        "trainer.update=adamw",
+        "trainer.learning_rate=1e-2",
+        "trainer.weight_decay=0.5",
+        "engine.sleep=drop_pool",
+        "engine.enable_prefix_caching=true",
+        "engine.batch_split=scheduled_tokens",
+        "engine.max_num_batched_tokens=16",
+        "engine.max_model_len=96",
+        "task.prompt_tokens=64",
+    ],
+};
+
 const SWEEP: Case<'_> = Case {
     args: ["sweep", "tests/fixtures/sweep.toml"],
     set: &["steps=24", "checkpoint.every=2", "sweep.stop_after_spikes=9"],

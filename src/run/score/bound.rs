@@ -78,7 +78,7 @@ impl Bound {
             _ => rayon::current_num_threads() as u64 * (Device::Cpu.logit_rows() as u64 + 1),
         };
         Ok(Self {
-            weights: weight_bytes(plan, num.dtype.bytes(), leg),
+            weights: weight_bytes(plan),
             layer: 4 * layer,
             cache,
             logits: logit_bytes(logit_rows, plan.config.vocab_size as u64),
@@ -120,21 +120,15 @@ const fn logit_bytes(rows: u64, vocab: u64) -> u64 {
     4 * rows * vocab
 }
 
-/// Weights as a leg holds them, and what passes on their way there.
-fn weight_bytes(plan: &Plan, dtype_bytes: u64, leg: Leg) -> u64 {
+/// Weights as they were read or rounded, as a leg holds them, and a unit on its way there.
+fn weight_bytes(plan: &Plan) -> u64 {
     let all = plan.num_parameters();
     let unit = plan.units.iter().map(|unit| unit.len() as u64).max().unwrap_or(0);
-    match leg {
-        // The master, and beside it the copy that is sharded at the start, or later a unit that is
-        // gathered, rounded, widened and packed.
-        Leg::Trainer => 4 * all + (4 * all).max((4 + dtype_bytes + 4 + 4) * unit),
-        // Rounded, and widened a unit at a time.
-        _ => (4 + dtype_bytes) * all + 4 * unit,
-    }
+    (4 + 4) * all + (4 + 4) * unit
 }
 
 /// Floats that the widest layer makes of one token: the outputs of each of its matrices.
-fn floats_a_token(plan: &Plan) -> u64 {
+pub(in crate::run) fn floats_a_token(plan: &Plan) -> u64 {
     let outputs = |tensor: &TensorSpec| match tensor.shape.as_slice() {
         [] | [_] => 0,
         [outer @ .., _] => outer.iter().product::<usize>() as u64,
