@@ -6,7 +6,7 @@ use std::fs;
 
 use common::run::Run;
 use common::{engine, fixture, random_tokens, trainer, MODELS};
-use gapscope::base::{Position, Step};
+use gapscope::base::{Position, Step, WeightVersion};
 use gapscope::engine::{Engine, Feed, Phase, Seen};
 use gapscope::gap::{first_difference, StreamRow};
 use gapscope::model::{row_digests, Part, PartKind, Plan};
@@ -161,7 +161,8 @@ fn moved(name: &str, plan: &Plan, trainer: &Trainer, (unit, element): (usize, us
     let mut weights = trainer.hand_over().expect("weights");
     assert_eq!(weights.units.len(), plan.units.len());
     weights.units[unit] = weights.units[unit].with_ulp(element);
-    engine.load(weights.version, weights.units).expect("newer weights");
+    let newer = WeightVersion::new(weights.version.get() + 1);
+    engine.load(newer, weights.units).expect("newer weights");
     engine
 }
 

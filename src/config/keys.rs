@@ -143,7 +143,7 @@ keys! {
         "Which free block is taken next: the one freed longest ago, or the one freed last.";
     "engine.sleep", Kind::OneOf(&["off", "keep_pool", "drop_pool"]), Is("\"off\""),
         "vLLM enable_sleep_mode, verl rollout.free_cache_engine",
-        "Whether the engine sleeps while others compute. drop_pool frees its pool meanwhile and wakes
+        "Whether the engine sleeps while others compute. drop_pool frees its pool then and wakes
 \
          with one as at the start, so that no block, order or cached prefix outlives a step.";
     "engine.logprobs_mode", Kind::OneOf(&["raw_logprobs", "processed_logprobs"]),

@@ -66,7 +66,7 @@ impl Trainer {
         }
         if let Some(frozen) = self.frozen.as_mut().filter(|_| trains) {
             for (spec, unit) in self.plan.units.iter().zip(&mut frozen.0) {
-                let mut bytes = unit.to_bytes();
+                let mut bytes = vec![0; unit.len() * unit.dtype().bytes() as usize];
                 read(&format!("frozen.{}", spec.name), &mut bytes)?;
                 *unit = Weights::open(&bytes, unit.dtype(), &self.device);
             }
