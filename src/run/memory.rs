@@ -1,8 +1,9 @@
 //! What a run needs of memory, before any of it is taken: one plan for engine and trainer, which
 //! share a device.
 //!
-//! Activations are counted at their fullest moment, and sequences at the longest that the experiment
-//! allows. What a driver takes for itself is not counted.
+//! What grows with rows is counted at its fullest moment, with sequences as long as the experiment
+//! allows: an upper bound, which is told and refuses nothing. The rest is exact. What a driver
+//! takes for itself is not counted.
 
 use anyhow::{ensure, Result};
 
@@ -10,7 +11,7 @@ use super::score::floats_a_token;
 use crate::config::{Config, Device, Sleep, TaskConfig, Update};
 use crate::engine;
 use crate::model::Plan;
-use crate::ops::array::{self, CPU_LOGIT_ROWS, GPU_LOGIT_ROWS};
+use crate::ops::array::{CPU_LOGIT_ROWS, GPU_LOGIT_ROWS};
 
 /// When a part is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +27,10 @@ enum When {
 struct Part {
     what: &'static str,
     when: When,
+    /// An upper bound where `grows`.
     bytes: u64,
+    /// With the rows that are computed together.
+    grows: bool,
 }
 
 /// The parts of a run, where engine and trainer compute and on the host beside a device.
@@ -49,7 +53,7 @@ impl MemoryPlan {
         let width = Widths::of(plan, config).compute;
         let trains = trainer.update == Update::Adamw;
         let mut parts = Vec::new();
-        let mut add = |what, when, bytes| parts.push(Part { what, when, bytes });
+        let mut add = |what, when, bytes| parts.push(Part { what, when, bytes, grows: false });
         if trains {
             add("master weights", When::Always, 4 * params);
             add("optimizer", When::Always, 8 * params);
@@ -66,10 +70,14 @@ impl MemoryPlan {
         if trains && trainer.kl_coef > 0.0 {
             add("reference weights", When::Always, width * params);
         }
-        Learning::of(plan, config).parts(plan, &mut add);
         let budget = u64::from(engine.max_num_batched_tokens);
-        let engine_floats = product(&[floats_a_token(plan), budget]);
-        add("engine's activations", When::Generating, product(&[width, engine_floats]));
+        parts.push(Part {
+            what: "engine's activations",
+            when: When::Generating,
+            bytes: product(&[width, floats_a_token(plan), budget]),
+            grows: true,
+        });
+        parts.extend(Learning::of(plan, config).parts(plan));
         let checkpoints = config.checkpoint.every < config.steps || trainer.warm_start.steps > 0;
         let mut on_host = vec![("on the host, weights as read", 4 * params)];
         if trains && checkpoints {
@@ -84,18 +92,26 @@ impl MemoryPlan {
     }
 
     /// Every part and its bytes, the fullest moment last.
-    pub(super) fn lines(&self) -> Vec<(&'static str, u64)> {
-        let mut lines: Vec<_> = self.pool.map(|bytes| ("block pool", bytes)).into_iter().collect();
-        lines.extend(self.parts.iter().map(|part| (part.what, part.bytes)));
-        lines.push(("at the fullest moment", self.fullest(self.pool.unwrap_or(0))));
+    pub(super) fn lines(&self) -> Vec<(String, u64)> {
+        let pool = self.pool.map(|bytes| ("block pool".to_owned(), bytes));
+        let mut lines: Vec<_> = pool.into_iter().collect();
+        let told = |part: &Part| {
+            let what = if part.grows { format!("{}, up to", part.what) } else { part.what.into() };
+            (what, part.bytes)
+        };
+        lines.extend(self.parts.iter().map(told));
+        lines.push(("at the fullest moment".to_owned(), self.fullest(self.pool, true)));
         let on_host = self.on_host.iter().flatten();
-        lines.extend(on_host.copied());
+        lines.extend(on_host.map(|(what, bytes)| ((*what).to_owned(), *bytes)));
         lines
     }
 
-    fn fullest(&self, pool: u64) -> u64 {
+    /// With what grows, or without.
+    fn fullest(&self, pool: Option<u64>, grown: bool) -> u64 {
+        let pool = pool.unwrap_or(0);
         let sum = |when| {
-            let parts = self.parts.iter().filter(|part| part.when == when);
+            let is_of = |part: &&Part| part.when == when && (grown || !part.grows);
+            let parts = self.parts.iter().filter(is_of);
             parts.map(|part| part.bytes).fold(0, u64::saturating_add)
         };
         let generating = sum(When::Generating).saturating_add(pool);
@@ -104,13 +120,14 @@ impl MemoryPlan {
     }
 
     /// # Errors
-    /// A device or a machine with less memory free. One that does not say is believed.
-    pub(super) fn check(&self, device: &array::Device) -> Result<()> {
+    /// A device with less than `free` bytes, or a machine with less memory available. One that does
+    /// not say is believed.
+    pub(super) fn check(&self, free: Option<u64>) -> Result<()> {
         let Some(on_host) = &self.on_host else {
             // The host takes a page of the pool when it is first written to.
-            return enough("this machine", self.fullest(0), available_bytes());
+            return enough("this machine", self.fullest(None, false), available_bytes());
         };
-        enough("the device", self.fullest(self.pool.unwrap_or(0)), device.free_memory())?;
+        enough("the device", self.fullest(self.pool, false), free)?;
         let most = on_host.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         enough("this machine", most, available_bytes())
     }
@@ -119,9 +136,9 @@ impl MemoryPlan {
 fn enough(whose: &str, needed: u64, available: Option<u64>) -> Result<()> {
     ensure!(
         available.is_none_or(|available| needed <= available),
-        "the run needs {needed} bytes of {whose}'s memory at its fullest moment, and {} are \
+        "the run needs {needed} bytes of {whose}'s memory before a row is computed, and {} are \
          available: --dry-run lists what takes how much; choose a smaller model, trainer.update = \
-         \"none\", a smaller pool, or fewer or shorter rollouts",
+         \"none\", a smaller pool or engine.sleep = \"drop_pool\"",
         available.unwrap_or(0)
     );
     Ok(())
@@ -192,33 +209,36 @@ impl Learning {
         }
     }
 
-    fn parts(&self, plan: &Plan, add: &mut impl FnMut(&'static str, When, u64)) {
+    fn parts(&self, plan: &Plan) -> Vec<Part> {
         let Self { trains, on_cpu, chunks, chunk_tokens, step_tokens, update_tokens, .. } = *self;
         let Widths { compute, residual } = self.widths;
         let (h, v) = (plan.config.hidden_size as u64, plan.config.vocab_size as u64);
-        let mut add = |what, bytes| add(what, When::Learning, bytes);
+        let mut parts = Vec::new();
+        let mut add =
+            |what, bytes, grows| parts.push(Part { what, when: When::Learning, bytes, grows });
         let root = plan.units[0].len() as u64;
         let largest = plan.units[1..].iter().map(|unit| unit.len() as u64).max().unwrap_or(0);
         // A gathered unit is packed on a CPU, for a backward both ways.
         let copies = u64::from(trains) + u64::from(on_cpu) * if trains { 2 } else { 1 };
-        add("a layer and the root", copies * compute * (root + largest));
+        add("a layer and the root", copies * compute * (root + largest), false);
         // Each row has beside it what the layer adds to it; in an update, its f32 gradient.
         let scored = product(&[residual + compute, step_tokens]);
         let updated = product(&[residual + 4, update_tokens]);
         let rows = if trains { scored.max(updated) } else { scored };
-        add("rows between layers", product(&[h, rows]));
+        add("rows between layers", product(&[h, rows]), true);
         let width = compute + if trains { 4 } else { 0 };
         let of_layer = product(&[floats_a_token(plan), chunk_tokens, chunks]);
-        add("a layer's activations", product(&[width, of_layer]));
+        add("a layer's activations", product(&[width, of_layer]), true);
         let logit_rows = if on_cpu { CPU_LOGIT_ROWS } else { GPU_LOGIT_ROWS } as u64;
         let stages = if trains { 2 } else { 1 };
-        add("logits", product(&[4, stages, v, logit_rows, chunks]));
+        add("logits", product(&[4, stages, v, logit_rows, chunks]), true);
         if trains {
             let layers = plan.layers.len() as u64;
-            add("layers' inputs, kept", product(&[residual, h, layers, update_tokens]));
-            add("gradient", 4 * plan.num_parameters());
-            add("chunks' gradients", product(&[4, root.max(largest), chunks.min(8)]));
+            add("layers' inputs, kept", product(&[residual, h, layers, update_tokens]), true);
+            add("gradient", 4 * plan.num_parameters(), false);
+            add("chunks' gradients", product(&[4, root.max(largest), chunks.min(8)]), false);
         }
+        parts
     }
 }
 
@@ -259,7 +279,7 @@ mod tests {
     }
 
     fn part(plan: &MemoryPlan, what: &str) -> Option<u64> {
-        plan.lines().into_iter().find_map(|(name, bytes)| (name == what).then_some(bytes))
+        plan.parts.iter().find_map(|part| (part.what == what).then_some(part.bytes))
     }
 
     /// Bytes a parameter of what is there all the time.
@@ -309,7 +329,8 @@ mod tests {
 
     #[test]
     fn a_dropped_pool_and_learning_are_never_there_together() {
-        let fullest = |sets: &[&str], pool| plan_of(Preset::TinyJamba, sets).fullest(pool);
+        let fullest =
+            |sets: &[&str], pool| plan_of(Preset::TinyJamba, sets).fullest(Some(pool), true);
         let huge = 1 << 40;
         let dropped = ["engine.sleep=drop_pool"];
         assert_eq!(fullest(&[], huge) - fullest(&[], 0), huge);
@@ -320,12 +341,13 @@ mod tests {
     #[test]
     fn too_little_memory_is_refused_with_both_numbers() {
         let plan = plan_of(Preset::TinyJamba, &[]);
-        plan.check(&array::Device::Cpu).expect("some megabytes are there");
+        plan.check(None).expect("some megabytes are there");
         enough("the device", 8, Some(8)).expect("it just fits");
         enough("the device", 8, None).expect("a device that does not say");
         let message = enough("the device", 9, Some(8)).expect_err("one byte short").to_string();
-        let expected = "the run needs 9 bytes of the device's memory at its fullest moment, and 8 \
-            are available: ";
+        let expected =
+            "the run needs 9 bytes of the device's memory before a row is computed, and \
+            8 are available: ";
         assert!(message.starts_with(expected), "{message}");
     }
 }

@@ -9,7 +9,6 @@ use anyhow::{Context, Result};
 use super::memory::MemoryPlan;
 use crate::config::{Config, ModelSource};
 use crate::model::{load_master, load_plan, HfConfig, Numerics, Plan, Preset};
-use crate::ops::array::Device;
 use crate::ops::weights::Weights;
 use crate::rollout::{Codec, SpecialTokens};
 use crate::trainer::reference::Reference;
@@ -23,8 +22,9 @@ pub(super) struct Parts {
     pub codec: Arc<Codec>,
 }
 
-pub(super) fn load(config: &Config, device: &Device) -> Result<Parts> {
-    MemoryPlan::of(&plan(config)?, config, None).check(device)?;
+/// Where engine and trainer compute on a device, it has `free` bytes.
+pub(super) fn load(config: &Config, free: Option<u64>) -> Result<Parts> {
+    MemoryPlan::of(&plan(config)?, config, None).check(free)?;
     let (plan, master) = weights(config)?;
     let num = plan.numerics_of(config);
     let codec = Arc::new(codec(config, &plan.config)?);

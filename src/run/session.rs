@@ -19,6 +19,7 @@ use self::floor::alarm;
 pub(super) use self::judge::Known;
 use self::second_look::Looks;
 use super::device;
+use super::memory::MemoryPlan;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
 use crate::config::{Config, Fault, Leg, RolloutConfig, Sleep, Update};
@@ -97,20 +98,27 @@ impl Session {
     /// they were, whatever it would give today.
     fn open_with(config: &Config, measured: Option<u32>) -> Result<Self> {
         let device = device::open(config.engine.device)?;
-        let Parts { plan, master, num, codec } = parts::load(config, &device)?;
+        let free = device.free_memory();
+        let Parts { plan, master, num, codec } = parts::load(config, free)?;
         let task = Task::new(&config.task, config.seed, Arc::clone(&codec))?;
         let contract = config.contract();
         let trainer = Trainer::new(&device, plan.clone(), num, config.trainer.clone(), &master);
         // The trainer has its own.
         drop(master);
         let weights = trainer.hand_over()?;
+        let layout = engine::layout(&plan, &num, &config.engine)?;
         let num_blocks = match measured {
             Some(as_before) if config.engine.is_measured() => as_before,
             _ => {
                 let memory = measured_memory(&device, &plan, &num, &config.engine, &weights.units)?;
-                engine::layout(&plan, &num, &config.engine)?.num_blocks(&memory)?
+                layout.num_blocks(&memory)?
             }
         };
+        if config.engine.is_measured() {
+            // Only now the pool is known.
+            let pool = layout.block_bytes() * u64::from(num_blocks);
+            MemoryPlan::of(&plan, config, Some(pool)).check(free)?;
+        }
         let mut engine = Engine::with_blocks(
             &device,
             plan.clone(),
