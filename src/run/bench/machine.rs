@@ -54,7 +54,7 @@ impl fmt::Display for Machine {
             Dtype::F32 => "f32",
             Dtype::Bf16 => "bf16",
         };
-        write!(f, "{}: {products} products {:.4} TFLOP/s", self.name, self.flops / 1e12)?;
+        write!(f, "{}: {products} products {}", self.name, flops_text(self.flops))?;
         if let Some(copy) = self.copy {
             write!(f, ", copies {:.0} GB/s read and written", copy / 1e9)?;
         }
@@ -62,6 +62,14 @@ impl fmt::Display for Machine {
             Some(exps) => write!(f, ", {:.2} G exp/s", exps / 1e9),
             None => write!(f, ", exponentials not measured and not in the floors"),
         }
+    }
+}
+
+/// With a unit that suits it.
+pub(super) fn flops_text(flops: f64) -> String {
+    match flops {
+        1e12.. => format!("{:.1} TFLOP/s", flops / 1e12),
+        _ => format!("{:.1} GFLOP/s", flops / 1e9),
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
-use super::machine::queued;
+use super::machine::{flops_text, queued};
 use crate::config::Config;
 use crate::model::Plan;
 use crate::ops::array::Device;
@@ -32,9 +32,9 @@ pub(super) fn table(device: &Device, plan: &Plan, config: &Config) -> Result<Str
                 let turn = next.replace(next.get() + 1) % copies;
                 products[turn].run(&rows)
             });
-            let (us, tflops) = (2.0 * (m * n * k) as f64 / flops * 1e6, flops / 1e12);
-            let shape = format!("{m} x {n} x {k}");
-            writeln!(text, "product     {shape:<22}{us:>10.1} us {tflops:>9.1} TFLOP/s")?;
+            let us = 2.0 * (m * n * k) as f64 / flops * 1e6;
+            let (shape, rate) = (format!("{m} x {n} x {k}"), flops_text(flops));
+            writeln!(text, "product     {shape:<22}{us:>10.1} us   {rate}")?;
         }
     }
     Ok(text)
@@ -60,7 +60,7 @@ mod tests {
     use crate::model::Preset;
 
     #[test]
-    fn the_products_of_jamba_3b_are_eight() {
+    fn each_weight_of_jamba_3b_that_multiplies_is_listed_once() {
         let shapes = shapes(&Plan::new(Preset::Jamba3bShape.config()));
         let expected = [
             [65536, 2560],
