@@ -19,9 +19,10 @@ from typing import Any
 
 import speed
 
-# Outputs and inner size: head, in, x, dt and out projections, gate and up, down, query, key.
-SHAPES = ((65536, 2560), (10240, 2560), (192, 5120), (5120, 160), (2560, 5120), (8192, 2560),
-          (2560, 8192), (2560, 2560), (128, 2560))
+# Outputs and inner size: head, in, x, dt and out projections, gate with up, down, query with key and
+# value, and the attention's output.
+SHAPES = ((65536, 2560), (10240, 2560), (192, 5120), (5120, 160), (2560, 5120), (16384, 2560),
+          (2560, 8192), (2816, 2560), (2560, 2560))
 ROWS = (64, 256, 1024, 8192)
 WEIGHTS_BYTES = 128 << 20
 CALLS = 200

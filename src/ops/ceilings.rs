@@ -3,7 +3,6 @@
 
 use super::array::{Array, Device};
 use super::gemm::Projection;
-use super::round::slice_to_dtype;
 use super::weights::{Purpose, Weights};
 use crate::config::{Arithmetic, Dtype};
 
@@ -37,7 +36,7 @@ impl Product {
     /// By a weight `[N, K]` of numbers between -1/2 and 1/2.
     #[must_use]
     pub fn new(device: &Device, [n, k]: [usize; 2], dtype: Dtype, arithmetic: Arithmetic) -> Self {
-        let weights = Weights::of_master(&device.upload(spread(n * k, dtype)), dtype);
+        let weights = Weights::of_master(&device.upload(spread(n * k)), dtype);
         let (whole, purpose) = (weights.whole(), Purpose { arithmetic, trains: false });
         Self { w_nk: Projection::new(whole, whole.none(), k, purpose), dtype }
     }
@@ -45,9 +44,9 @@ impl Product {
     /// Rows `[M, K]` of such numbers to multiply.
     #[must_use]
     pub fn rows(&self, device: &Device, m: usize) -> Array {
-        let mut rows = device.upload(spread(m * self.w_nk.inner(), self.dtype));
-        rows.round_to(self.dtype);
-        rows
+        let mut x_mk = device.upload(spread(m * self.w_nk.inner()));
+        x_mk.round_to(self.dtype);
+        x_mk
     }
 
     /// Multiplies once; returns the multiplications and additions.
@@ -59,12 +58,9 @@ impl Product {
 }
 
 /// The fractions of multiples of the golden ratio, which spread evenly.
-fn spread(len: usize, dtype: Dtype) -> Vec<f32> {
+fn spread(len: usize) -> Vec<f32> {
     const RATIO: f64 = 0.618_033_988_749_895;
-    let mut values: Vec<f32> =
-        (0..len).map(|i| ((i as f64 * RATIO).fract() - 0.5) as f32).collect();
-    slice_to_dtype(&mut values, dtype);
-    values
+    (0..len).map(|i| ((i as f64 * RATIO).fract() - 0.5) as f32).collect()
 }
 
 impl Device {

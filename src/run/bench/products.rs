@@ -1,4 +1,4 @@
-//! The model's products alone: every distinct weight against batches of four sizes.
+//! The model's products alone: each distinct one, at four numbers of rows.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -40,15 +40,33 @@ pub(super) fn table(device: &Device, plan: &Plan, config: &Config) -> Result<Str
     Ok(text)
 }
 
-/// `[N, K]` of every weight that multiplies activations, each once, in the order of the model.
+/// Projections of one input whose weights lie side by side: a GPU makes one product of them.
+const JOINED: [&[&str]; 2] = [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"]];
+
+/// `[N, K]` of every product of activations by a weight, each once, in the order of the model.
 fn shapes(plan: &Plan) -> Vec<[usize; 2]> {
     let looked_up = (!plan.config.tie_word_embeddings).then(|| &plan.units[0].tensors[0].name);
+    let mut all: Vec<[usize; 2]> = Vec::new();
+    for unit in &plan.units {
+        let mut last = None;
+        for tensor in &unit.tensors {
+            let name =
+                tensor.name.strip_suffix(".weight").filter(|_| Some(&tensor.name) != looked_up);
+            let module = name.and_then(|name| name.rsplit('.').next());
+            let together =
+                JOINED.iter().position(|names| module.is_some_and(|m| names.contains(&m)));
+            match (&tensor.shape[..], all.last_mut()) {
+                ([n, _], Some(shape)) if together.is_some() && together == last => shape[0] += n,
+                (&[n, k], _) if name.is_some() => all.push([n, k]),
+                _ => {}
+            }
+            last = together;
+        }
+    }
     let mut shapes = Vec::new();
-    for tensor in plan.units.iter().flat_map(|unit| &unit.tensors) {
-        let multiplies = tensor.name.ends_with(".weight") && Some(&tensor.name) != looked_up;
-        match tensor.shape[..] {
-            [n, k] if multiplies && !shapes.contains(&[n, k]) => shapes.push([n, k]),
-            _ => {}
+    for shape in all {
+        if !shapes.contains(&shape) {
+            shapes.push(shape);
         }
     }
     shapes
@@ -60,7 +78,7 @@ mod tests {
     use crate::model::Preset;
 
     #[test]
-    fn each_weight_of_jamba_3b_that_multiplies_is_listed_once() {
+    fn each_product_of_jamba_3b_is_listed_once() {
         let shapes = shapes(&Plan::new(Preset::Jamba3bShape.config()));
         let expected = [
             [65536, 2560],
@@ -68,10 +86,10 @@ mod tests {
             [192, 5120],
             [5120, 160],
             [2560, 5120],
-            [8192, 2560],
+            [16384, 2560],
             [2560, 8192],
+            [2816, 2560],
             [2560, 2560],
-            [128, 2560],
         ];
         assert_eq!(shapes, expected);
     }
