@@ -3,10 +3,10 @@
 
     python3 experiments/peers/matmul_speed.py > matmul.jsonl
 
-`gapscope bench experiments/h200/bench.toml --products` times the same with gapscope's own. As there,
-a weight is one of many copies that no cache holds together, the products are queued one after
-another, and the best of ten rounds counts. "graph" is the same from a CUDA graph, which a call's own
-cost on the host does not slow down.
+`gapscope bench experiments/h200/bench.toml --products` times the same with gapscope's own. As
+there, a weight is one of many copies that no cache holds together, the products are queued one
+after another, and the best of ten rounds counts. "graph" is the same from a CUDA graph, which a
+call's own cost on the host does not slow down.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import speed
 
-# Outputs and inner size: head, in, x, dt and out projections, gate with up, down, query with key and
-# value, and the attention's output.
+# Outputs and inner size: head, in, x, dt and out projections, gate with up, down, query with key
+# and value, and the attention's output.
 SHAPES = ((65536, 2560), (10240, 2560), (192, 5120), (5120, 160), (2560, 5120), (16384, 2560),
           (2560, 8192), (2816, 2560), (2560, 2560))
 ROWS = (64, 256, 1024, 8192)

@@ -4,11 +4,12 @@
     python3 experiments/peers/vllm_speed.py > vllm.jsonl
 
 The model has the shape of Jamba-3B in bf16 with an f32 state; without --model its weights are
-vLLM's own dummies, which cost the same. CUDA graphs and torch.compile are on, as vLLM has them.
+vLLM's own dummies, which cost the same. CUDA graphs and torch.compile are on, as vLLM has them. The
+logprob of every sampled token is asked for, as gapscope records it, but where "no logprobs" is said.
 
-Two clocks: "wall" is what a caller of `LLM.generate` waits for. "GPU-only" is the sum of all kernels'
-device times from torch's profiler, so that vLLM's scheduling costs it nothing: the difference of 33
-and 1 new tokens is 32 decode steps of a full batch and no prefill.
+Two clocks: "wall" is what a caller of `LLM.generate` waits for. "GPU-only" is the sum of all
+kernels' device times from torch's profiler, so that vLLM's scheduling costs it nothing: the
+difference of 33 and 1 new tokens is 32 decode steps of a full batch and no prefill.
 
 Needs vLLM (0.20 to 0.25 for a machine with torch 2.11) and a GPU with 80 GB or more.
 """
@@ -110,14 +111,15 @@ def measure(peer: Peer) -> None:
     """What the table leads with comes first."""
     recorded = {"logprobs": 0}
 
-    def decode_gpu(requests: int) -> float:
-        long = peer.gpu_s(requests, 1, PROFILED_STEPS + 1, **recorded)
-        short = peer.gpu_s(requests, 1, 1, **recorded)
+    def decode_gpu(requests: int, more: dict[str, int]) -> float:
+        long = peer.gpu_s(requests, 1, PROFILED_STEPS + 1, **more)
+        short = peer.gpu_s(requests, 1, 1, **more)
         return requests * PROFILED_STEPS / (long - short)
 
-    for requests in DECODES:
-        size = speed.decode_size(requests)
-        speed.attempt(peer.name, "decode", size, "GPU-only", lambda r=requests: decode_gpu(r))
+    for how, more in (("GPU-only", recorded), ("GPU-only, no logprobs", {})):
+        for requests in DECODES:
+            speed.attempt(peer.name, "decode", speed.decode_size(requests), how,
+                          lambda r=requests, m=more: decode_gpu(r, m))
     for requests, prompt in PREFILLS:
         size, tokens = speed.prefill_size(requests, prompt), requests * prompt
         what = (requests, prompt, 1)
