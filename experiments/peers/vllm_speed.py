@@ -4,8 +4,9 @@
     python3 experiments/peers/vllm_speed.py > vllm.jsonl
 
 The model has the shape of Jamba-3B in bf16 with an f32 state; without --model its weights are
-vLLM's own dummies, which cost the same. CUDA graphs and torch.compile are on, as vLLM has them. The
-logprob of every sampled token is asked for, as gapscope records it, but where "no logprobs" is said.
+vLLM's own dummies, which cost the same. CUDA graphs and torch.compile are on, as vLLM has them.
+The logprob of every sampled token is asked for, as gapscope records it, but where "no logprobs" is
+said.
 
 Two clocks: "wall" is what a caller of `LLM.generate` waits for. "GPU-only" is the sum of all
 kernels' device times from torch's profiler, so that vLLM's scheduling costs it nothing: the
