@@ -51,7 +51,7 @@ def main() -> int:
     args = parser.parse_args()
     own = read_own(args.bench.read_text())
     rows = [json.loads(line) for file in args.peers for line in file.read_text().splitlines()
-            if line.startswith("{")]
+            if line.startswith('{"peer": ')]
     print(rates_table(own, [row for row in rows if row["work"] != "product"]))
     products = [row for row in rows if row["work"] == "product"]
     if own.products and products:
