@@ -101,16 +101,7 @@ pub enum Command {
     },
     /// Throughput of every verb beside its floor, and where a step's time goes; with a [sweep], of
     /// each of its points
-    Bench {
-        #[command(flatten)]
-        experiment: Experiment,
-        /// Only these points of the sweep
-        #[arg(long, value_name = "NAME")]
-        only: Vec<String>,
-        /// Time the model's products alone, as engine.numerics has them, instead
-        #[arg(long, conflicts_with = "only")]
-        products: bool,
-    },
+    Bench(Bench),
     /// Look at a model folder, or make one
     #[command(subcommand)]
     Model(Model),
@@ -190,6 +181,18 @@ pub struct Audit {
     /// Where audit.json and steps.jsonl go
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct Bench {
+    #[command(flatten)]
+    pub experiment: Experiment,
+    /// Only these points of the sweep
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Time the model's products alone, as engine.numerics has them, instead
+    #[arg(long, conflicts_with = "only")]
+    pub products: bool,
 }
 
 #[derive(Subcommand)]

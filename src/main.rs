@@ -15,7 +15,7 @@ use gapscope::config::{self, Config, Dtype, Leg};
 use gapscope::model::{save_gguf, save_preset, Preset};
 use gapscope::run::{self, FailOn, Interrupted, ScoreOptions, SweepFile, INTERRUPTED};
 
-use args::{Audit, Cli, Command, Experiment, Faults, Model, Score};
+use args::{Audit, Bench, Cli, Command, Experiment, Faults, Model, Score};
 
 /// What a command that did its work has to say.
 #[derive(Default)]
@@ -107,14 +107,7 @@ fn execute(command: Command) -> Result<Done> {
         Command::Score(score) => score.run()?,
         Command::Judge { files } => run::judge(&files)?,
         Command::Faults(asked) => return faults(asked),
-        Command::Bench { experiment, products: true, .. } => {
-            run::bench_products(&experiment.load()?)?
-        }
-        Command::Bench { experiment, only, .. } => {
-            let show = |text: &str| show(text).context("cannot write to standard output");
-            run::bench(experiment.sweep(), &only, show)?;
-            return Ok(Done::default());
-        }
+        Command::Bench(asked) => bench(&asked)?,
         Command::Model(Model::Inspect { model, set }) => {
             run::describe_model(&model_config(&model, &set)?)?
         }
@@ -136,6 +129,16 @@ fn execute(command: Command) -> Result<Done> {
         Command::Config { defaults: _ } => config::defaults_text(),
     };
     Ok(text.into())
+}
+
+/// What is left to say when the points of a sweep have been shown one by one.
+fn bench(Bench { experiment, only, products }: &Bench) -> Result<String> {
+    if *products {
+        return run::bench_products(&experiment.load()?);
+    }
+    let shown = |text: &str| show(text).context("cannot write to standard output");
+    run::bench(experiment.sweep(), only, shown)?;
+    Ok(String::new())
 }
 
 fn faults(asked: Faults) -> Result<Done> {
