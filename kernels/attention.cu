@@ -3,8 +3,8 @@
 // Shape letters: T packed query rows of all sequences, S keys that a row sees, Q query heads, G
 // key/value heads, E head width. Scores are q.k / sqrt(E) in f32; p = exp(score - max) is rounded
 // to the compute dtype before p*v, its sum is not. A block owns one query of a few heads that share
-// keys; half a warp is the 16 lanes of src/ops/simd.rs. Keys past a row's length are never loaded: a
-// page that comes back from state may hold NaN bits there. Bit for bit src/ops/attention.rs.
+// keys; half a warp is the 16 lanes of src/ops/simd.rs. Keys past a row's length are never loaded:
+// a page that comes back from state may hold NaN bits there. Bit for bit src/ops/attention.rs.
 #include "attention.cuh"
 #include "pages.cuh"
 

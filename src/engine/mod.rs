@@ -17,6 +17,7 @@ mod moment;
 mod plan;
 mod pool;
 mod prefix;
+mod prepared;
 mod profile;
 mod replay;
 mod request;

@@ -6,22 +6,20 @@
 //! order, so two rows that write one address have one outcome. Everything between loads and stores
 //! runs in parallel over chunks of rows; invariant numbers do not depend on how rows are cut.
 
-use std::ops::Range;
-
 use super::faults::{bump_ulp, is_first_request};
-use super::{CacheView, LayerPlace, Layout, Phase, Row, StepBatch};
+use super::prepared::{Holds, Part, Prepared};
+use super::{CacheView, LayerPlace, Layout, StepBatch};
 use crate::base::{Contract, GroupId, LayerId, LogProb, TokenId};
 use crate::config::Fault;
 use crate::model::{Block, Model, Numerics, Residual, Span, Spans};
 use crate::ops::array::{Array, Device};
 use crate::ops::attention::{Contexts, Projected};
-use crate::ops::embedding::Tokens;
 use crate::ops::extremes::Extremes;
-use crate::ops::pages::{KeyValueView, Pages, StateView, Tables};
+use crate::ops::pages::{KeyValueView, Pages, StateView};
 use crate::ops::routing::Choice;
 use crate::ops::sampling::log_prob_rows;
 use crate::ops::sheet::Sheet;
-use crate::ops::state::{StateRow, StateRows, States};
+use crate::ops::state::States;
 
 /// Watches a forward pass.
 pub type Observer<'a> = &'a mut dyn FnMut(Seen<'_>);
@@ -51,38 +49,6 @@ pub struct Runner {
     device: Device,
 }
 
-/// A batch as the model takes it: its decode rows and its prefill rows, each in as many parts as
-/// the device works on at once, with what is looked up about them.
-#[derive(Debug)]
-pub struct Prepared {
-    parts: Vec<Part>,
-    /// How many of them are decodes; those come first.
-    num_decodes: usize,
-}
-
-/// Rows that go through a layer together.
-#[derive(Clone, Debug)]
-struct Part {
-    rows: Range<usize>,
-    tokens: Tokens,
-    spans: Spans,
-    /// Where their states, or their keys and values, lie in each group's blocks.
-    groups: Vec<Blocks>,
-}
-
-#[derive(Clone, Debug)]
-enum Blocks {
-    State(StateRows),
-    KeyValue(Tables),
-}
-
-/// What the blocks of a group hold.
-#[derive(Clone, Copy, Debug)]
-enum Holds {
-    State,
-    KeyValue { block_tokens: u32 },
-}
-
 /// A part on its way through the layers.
 #[derive(Debug)]
 struct Chunk<'a> {
@@ -99,20 +65,6 @@ impl Chunk<'_> {
         self.middle = (watched && block.has_feed_forward()).then(|| self.x.settle(num).clone());
         block.feed_forward(num, &mut self.x);
     }
-
-    fn states(&self, group: GroupId) -> &StateRows {
-        match &self.part.groups[group.index()] {
-            Blocks::State(rows) => rows,
-            Blocks::KeyValue(_) => panic!("a Mamba layer in a group of attention layers"),
-        }
-    }
-
-    fn tables(&self, group: GroupId) -> &Tables {
-        match &self.part.groups[group.index()] {
-            Blocks::KeyValue(tables) => tables,
-            Blocks::State(_) => panic!("an attention layer in a group of Mamba layers"),
-        }
-    }
 }
 
 impl Runner {
@@ -120,12 +72,7 @@ impl Runner {
     pub fn new(num: Numerics, layout: &Layout, model: Model, state_index_bits: u32) -> Self {
         let device = model.root.device();
         let (places, faults) = (layout.layers.clone(), Vec::new());
-        let holds = |place: &LayerPlace| match &place.view {
-            CacheView::State(_) => Holds::State,
-            CacheView::KeyValue(view) => Holds::KeyValue { block_tokens: view.block_tokens },
-        };
-        let mut groups = vec![Holds::State; layout.groups.len()];
-        places.iter().for_each(|place| groups[place.group.index()] = holds(place));
+        let groups = Holds::of(layout);
         Self { model, num, places, groups, state_index_bits, faults, device }
     }
 
@@ -156,13 +103,7 @@ impl Runner {
     /// `longest` tokens; 0 for as many as they have.
     #[must_use]
     pub fn prepare(&self, sheet: &mut Sheet, batch: &StepBatch, longest: u32) -> Prepared {
-        let decodes = 0..batch.num_decodes + batch.padding_rows;
-        let mut parts = self.cut(sheet, batch, decodes, longest);
-        let num_decodes = parts.len();
-        if batch.padding_rows == 0 {
-            parts.extend(self.cut(sheet, batch, batch.num_decodes..batch.rows.len(), longest));
-        }
-        Prepared { parts, num_decodes }
+        Prepared::on(sheet, (&self.device, &self.groups), batch, longest)
     }
 
     /// What left the last layer, `[num_tokens, H]`, the padding's rows last.
@@ -281,7 +222,7 @@ impl Runner {
         let At { block, group, .. } = at;
         // Every load comes before any store.
         let load = |chunk: &Chunk<'_>| {
-            let mut states = States::load(pages, view, chunk.states(group), bits);
+            let mut states = States::load(pages, view, chunk.part.states(group), bits);
             if self.faults.contains(&Fault::DecodeUpdateDiffers) && is_decode(batch, chunk) {
                 let token = |row: usize| batch.tokens[batch.span(row).start];
                 lose_windows(&mut states, chunk.part.rows.clone().map(token));
@@ -296,10 +237,10 @@ impl Runner {
             chunk.feed_forward(&self.num, block, watched);
         });
         for (chunk, states) in &work {
-            states.store_conv(pages, view, chunk.states(group));
+            states.store_conv(pages, view, chunk.part.states(group));
         }
         for (chunk, states) in &work {
-            states.store_ssm(pages, view, chunk.states(group), bits);
+            states.store_ssm(pages, view, chunk.part.states(group), bits);
             watch.written(at.layer, chunk, || states.extremes());
         }
     }
@@ -316,59 +257,16 @@ impl Runner {
             .device
             .map(chunks, |_, chunk| block.project(&self.num, &chunk.part.spans, &mut chunk.x));
         for (chunk, own) in chunks.iter().zip(&projected) {
-            own.store(pages, view, &chunk.part.spans, chunk.tables(group));
+            own.store(pages, view, &chunk.part.spans, chunk.part.tables(group));
             watch.written(at.layer, chunk, || Some(extremes(own, &chunk.part.spans, view)));
         }
         let (pages, watched) = (&*pages, watch.observe.is_some());
         self.device.map(chunks, |i, chunk| {
             let spans = &chunk.part.spans;
-            let contexts = Contexts::load(pages, view, spans, chunk.tables(group));
+            let contexts = Contexts::load(pages, view, spans, chunk.part.tables(group));
             block.mix_attention(&self.num, spans, &projected[i], &contexts, &mut chunk.x);
             chunk.feed_forward(&self.num, block, watched);
         });
-    }
-
-    /// Cuts rows into as many parts as the device works on at once, as even in tokens as whole rows
-    /// allow. Invariant numbers do not depend on it.
-    fn cut(
-        &self,
-        sheet: &mut Sheet,
-        batch: &StepBatch,
-        rows: Range<usize>,
-        longest: u32,
-    ) -> Vec<Part> {
-        let tokens: usize = rows.clone().map(|row| batch.span(row).len).sum();
-        let share = tokens.div_ceil(self.device.parallelism());
-        let mut parts: Vec<(Range<usize>, Vec<Span>)> = Vec::new();
-        let len = |spans: &[Span]| spans.last().map_or(0, |span| span.start + span.len);
-        for row in rows {
-            if parts.last().is_none_or(|(_, spans)| len(spans) >= share) {
-                parts.push((row..row, Vec::new()));
-            }
-            let (rows, spans) = parts.last_mut().expect("one was just pushed if there was none");
-            rows.end = row + 1;
-            spans.push(Span { start: len(spans), ..batch.span(row) });
-        }
-        let part = |(rows, spans): (Range<usize>, Vec<Span>)| {
-            let first = batch.span(rows.start).start;
-            let tokens = batch.tokens[first..first + len(&spans)].to_vec();
-            let groups = (0..).map(GroupId::new).zip(&self.groups);
-            let groups = groups.map(|(group, holds)| match holds {
-                Holds::State => {
-                    let rows = rows.clone().map(|row| state_row(batch, row, group)).collect();
-                    Blocks::State(StateRows::on(sheet, rows))
-                }
-                Holds::KeyValue { block_tokens } => {
-                    let tables = rows.clone().map(|row| batch.blocks(row, group));
-                    let tables = Tables::on(sheet, *block_tokens, &spans, tables, longest);
-                    Blocks::KeyValue(tables)
-                }
-            });
-            let groups = groups.collect();
-            let tokens = Tokens::on(sheet, tokens);
-            Part { rows, tokens, spans: Spans::on(sheet, spans), groups }
-        };
-        parts.into_iter().map(part).collect()
     }
 
     /// See [`Fault::LayerUlp`].
@@ -453,14 +351,4 @@ fn extremes(own: &Projected, spans: &Spans, view: &KeyValueView) -> Vec<Extremes
         found
     };
     spans.iter().map(one).collect()
-}
-
-/// A decode row reads its block whatever it holds; a prefill row where something is computed. The
-/// block that is read is another one than the one stored to where a prefix cache keeps it as it is.
-fn state_row(batch: &StepBatch, index: usize, group: GroupId) -> StateRow {
-    let reads = |row: &Row| row.phase == Phase::Decode || row.has_initial_state();
-    // Padding rows are decodes.
-    let reads = batch.rows.get(index).is_none_or(reads);
-    let blocks = batch.blocks(index, group);
-    StateRow { block: blocks[blocks.len() - 1], from: reads.then_some(blocks[0]) }
 }

@@ -24,8 +24,8 @@ impl Device {
 
     /// Runs `work` with arrays of its own in kept memory: once to learn what it needs, of which
     /// `read` gives the result, and once more only recorded. Returns the result, what every play of
-    /// the recording fills, and the recording. `work` must do the same launches both times, wait for
-    /// nothing and bring no numbers from the host but those of a sheet.
+    /// the recording fills, and the recording. `work` must do the same launches both times, wait
+    /// for nothing and bring no numbers from the host but those of a sheet.
     pub fn record<T, R>(
         &self,
         kept: &Kept,

@@ -141,6 +141,15 @@ pub fn forward(heads: Heads, q: &Floats, seen: Seen<'_>, spans: &Spans) -> Float
         return out;
     }
     let row = heads.key_value_row();
+    let dense;
+    let seen = match seen {
+        // Keys that were normed lie by themselves, their values still between others.
+        Seen::Own { k, v } if k.rows(row).pitch() != v.rows(row).pitch() => {
+            dense = [k, v].map(|rows| rows.rounded_to(rows.dtype()));
+            Seen::Own { k: &dense[0], v: &dense[1] }
+        }
+        seen => seen,
+    };
     let (k, v, pages, longest) = match seen {
         Seen::Own { k, v } => {
             assert_eq!(k.len(), spans.tokens as usize * row, "k is not [T, G, E]");

@@ -19,8 +19,8 @@ pub struct Memory {
 /// the next one, and nothing goes back to the driver while a recording that names it is alive. One
 /// stream orders all work, so that a block is free on the device once it is on the host.
 ///
-/// Blocks are as long as powers of two, and serve their own length alone: work that is done a second
-/// time finds as many of each as it needs, and asks the driver for none.
+/// Blocks are as long as powers of two, and serve their own length alone: work that is done a
+/// second time finds as many of each as it needs, and asks the driver for none.
 #[derive(Default)]
 pub struct Kept {
     free: Mutex<HashMap<usize, Vec<CudaSlice<u8>>>>,

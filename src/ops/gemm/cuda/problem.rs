@@ -20,8 +20,9 @@ const TRANSPOSED: i32 = 1;
 
 use sys::cublasLtMatmulAlgoConfigAttributes_t as Config;
 
-/// y[M, N] = x[M, K] · w[N, K]ᵀ of bf16, to f32 or bf16. In the library's columns first: the transpose of
-/// w is [N, K], x is [K, M] and y is [N, M], so that every number of rows is a number of columns.
+/// y[M, N] = x[M, K] · w[N, K]ᵀ of bf16, to f32 or bf16. In the library's columns first: the
+/// transpose of w is [N, K], x is [K, M] and y is [N, M], so that every number of rows is a number
+/// of columns.
 #[derive(Debug)]
 pub(super) struct Problem {
     description: sys::cublasLtMatmulDesc_t,
@@ -238,8 +239,9 @@ pub(super) fn unsplit(algorithm: Algorithm) -> Result<Algorithm, CublasError> {
     set(one, Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 0_u32)
 }
 
-/// Tiles of features x rows for few rows, which leave no multiprocessor idle, as the library numbers
-/// them: 64x8, 64x16, 64x24, 32x64, 64x32, 64x64, 64x88, 96x64, 112x64, 128x16, 128x64, 160x64.
+/// Tiles of features x rows for few rows, which leave no multiprocessor idle, as the library
+/// numbers them: 64x8, 64x16, 64x24, 32x64, 64x32, 64x64, 64x88, 96x64, 112x64, 128x16, 128x64,
+/// 160x64.
 const NARROW: [u32; 12] = [10, 312, 313, 12, 13, 15, 319, 27, 164, 394, 18, 193];
 /// And for many: 64x64, 64x128, 80x128, 112x128, 128x128, 128x160, 128x192, 168x128, 176x128,
 /// 256x128, 320x128.
