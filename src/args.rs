@@ -88,7 +88,7 @@ pub enum Command {
     },
     /// Log-probabilities of given token ids
     Score(Score),
-    /// Measure log-probabilities that others dumped, with both sides' values in the records
+    /// Measure log-probabilities that others produced: in their dumps, or by asking their servers
     Audit(Audit),
     /// The faults that can be planted, to see each found and named
     #[command(subcommand)]
@@ -157,11 +157,27 @@ pub struct Experiment {
 
 #[derive(Args)]
 pub struct Audit {
-    /// Dumps or folders of them: train_data_stepN.jsonl, token_exports, run folders
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    /// Dumps or folders of them: train_data_stepN.jsonl, token_exports, rollout_samples.jsonl,
+    /// responses of vLLM, run folders
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "server")]
     pub rollouts: Vec<PathBuf>,
+    /// Sample from vLLM servers instead, as `run` does, and leave a run's folder
+    #[arg(
+        long,
+        value_name = "URL",
+        num_args = 1..,
+        conflicts_with_all = ["rollouts", "format", "allow_unlike"],
+        requires_all = ["prompts", "model"]
+    )]
+    pub server: Vec<String>,
+    /// What to sample from: lines of {"prompt": "..."}
+    #[arg(long, value_name = "FILE", requires = "server")]
+    pub prompts: Option<PathBuf>,
+    /// Override a key, such as rollout.temperature=0.6 or rollout.rollouts_per_prompt=8
+    #[arg(long, value_name = "K=V", requires = "server")]
+    pub set: Vec<String>,
     /// What wrote them [default: as their keys tell]
-    #[arg(long, value_parser = ["nemo-rl", "prime-rl", "native"])]
+    #[arg(long, value_parser = ["nemo-rl", "prime-rl", "vllm", "torchtitan", "native"])]
     pub format: Option<String>,
     /// End with exit code 3 if this holds in a step: finding, or such as 'gap/k3_mean>1e-3'
     #[arg(long, value_name = "EXPR")]
@@ -178,7 +194,7 @@ pub struct Audit {
     /// Compare sides whose temperature, filters or logprobs mode differ
     #[arg(long)]
     pub allow_unlike: bool,
-    /// Where audit.json and steps.jsonl go
+    /// Where audit.json and steps.jsonl go, or the run of a server [default of a run: runs/audit]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }

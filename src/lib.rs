@@ -32,8 +32,9 @@
 //!   form and backward side by side. Never a rank, a batch or a cache page.
 //! * [`engine`]: a small vLLM V1. The scheduler, pool and batch are pure bookkeeping; the runner
 //!   moves tensors. Never text, never the trainer.
-//! * [`rollout`]: the record of a rollout, tasks, rewards, advantages. The one process started
-//!   outside `run` is the user's own reward command. Never weights.
+//! * [`rollout`]: the record of a rollout and where it comes from, the embedded engine or servers
+//!   over HTTP; tasks, rewards, advantages; dumps of others. The one process started outside `run`
+//!   is the user's own reward command. Never weights.
 //! * [`trainer`]: units as FSDP shards them, scoring, the GRPO loss, AdamW; and the candle
 //!   [`trainer::reference`], which shares no kernel with the rest. Never the engine.
 //! * [`gap`]: pairing, measures, floor, verdicts. Records in, numbers out: never a file, a clock, a

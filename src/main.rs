@@ -4,7 +4,7 @@
 mod args;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -153,7 +153,10 @@ fn faults(asked: Faults) -> Result<Done> {
 }
 
 fn audit(asked: &Audit) -> Result<Done> {
-    let Audit { rollouts, format, fail_on, floor, model, dtype, allow_unlike, out } = asked;
+    if let Some(prompts) = &asked.prompts {
+        return run_once(&server_config(asked, prompts)?, asked.out.clone(), false, &asked.fail_on);
+    }
+    let Audit { rollouts, format, fail_on, floor, model, dtype, allow_unlike, out, .. } = asked;
     let model = model.as_ref().map(|model| scoring_config(model, dtype)).transpose()?;
     let audited = run::audit(&run::Audit {
         rollouts,
@@ -196,6 +199,34 @@ fn run_once(
 fn check_known(fail_on: &[FailOn], config: &Config) -> Result<()> {
     let tags = run::metric_tags(config);
     Ok(fail_on.iter().try_for_each(|expression| expression.check_known(&tags))?)
+}
+
+/// One step over every prompt of a file, four rollouts each.
+fn server_config(asked: &Audit, prompts: &Path) -> Result<Config> {
+    let text = std::fs::read_to_string(prompts)
+        .with_context(|| format!("--prompts {}", prompts.display()))?;
+    let count = text.lines().filter(|line| !line.trim().is_empty()).count();
+    let url: toml::Value = asked.server.clone().into();
+    let path: toml::Value = prompts.display().to_string().into();
+    let mut set = vec![
+        "name=audit".to_owned(),
+        "steps=1".to_owned(),
+        "trainer.update=none".to_owned(),
+        format!("model.dtype={}", asked.dtype),
+        "engine.kind=vllm".to_owned(),
+        format!("engine.url={url}"),
+        // How long a sequence may be is the server's to say.
+        format!("engine.max_model_len={}", u32::MAX),
+        format!("rollout.prompts_per_step={}", count.max(1)),
+        "rollout.rollouts_per_prompt=4".to_owned(),
+        "rollout.max_new_tokens=64".to_owned(),
+        "task.kind=jsonl".to_owned(),
+        "task.reward=none".to_owned(),
+        format!("task.path={path}"),
+    ];
+    set.extend(asked.floor.map(|nats| format!("check.floor={nats:?}")));
+    set.extend(asked.set.iter().cloned());
+    model_config(asked.model.as_deref().unwrap_or_default(), &set)
 }
 
 /// Of a model that scores and never learns.

@@ -6,6 +6,7 @@ use super::error::ConfigError;
 use super::fault::Fault;
 use super::keys::only_with;
 use super::kind::bytes;
+use super::servers;
 use super::source::Source;
 use super::sweep::Sweep;
 use super::trace;
@@ -24,7 +25,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
             .ok_or_else(|| missing(source, "name", "it names the run: write name = \"my-run\""))?,
         seed: source.get("seed"),
         steps: source.get("steps"),
-        engine: engine(source, model.dtype),
+        engine: engine(source, model.dtype)?,
         model,
         rollout: rollout(source),
         task: task(source)?,
@@ -32,6 +33,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
         check: CheckConfig {
             legs: legs(source),
             thresholds: source.get("check.thresholds"),
+            floor: source.optional("check.floor"),
             evidence: source.get("check.evidence"),
             greedy_eval_prompts: source.get("check.greedy_eval_prompts"),
         },
@@ -48,6 +50,7 @@ pub(super) fn check(source: &Source) -> Result<Config, ConfigError> {
     reference_leg(&config, source)?;
     training_without_updates(&config, source)?;
     trace::check(&config, source)?;
+    servers::check(&config, source)?;
     Ok(config)
 }
 
@@ -83,9 +86,9 @@ fn checkpoint(source: &Source) -> CheckpointConfig {
     }
 }
 
-fn engine(source: &Source, model_dtype: Dtype) -> EngineConfig {
+fn engine(source: &Source, model_dtype: Dtype) -> Result<EngineConfig, ConfigError> {
     let state_dtype: String = source.get("engine.mamba_ssm_cache_dtype");
-    EngineConfig {
+    Ok(EngineConfig {
         device: source.get("engine.device"),
         device_memory: match source.value("engine.device_memory") {
             Some(auto) if auto.as_str() == Some("auto") => None,
@@ -111,7 +114,8 @@ fn engine(source: &Source, model_dtype: Dtype) -> EngineConfig {
         force_prefill: source.get("engine.force_prefill"),
         numerics: source.get("engine.numerics"),
         faults: source.get("engine.faults"),
-    }
+        servers: servers::servers(source)?,
+    })
 }
 
 fn rollout(source: &Source) -> RolloutConfig {
@@ -150,6 +154,7 @@ fn reward(source: &Source) -> Result<RewardConfig, ConfigError> {
     Ok(match source.get::<String>("task.reward").as_str() {
         "exact" => RewardConfig::Exact,
         "numeric" => RewardConfig::Numeric,
+        "none" => RewardConfig::None,
         "regex" => {
             let pattern: String = required(source, "task.reward_pattern", "task.reward")?;
             // Any answer does here: once escaped it is a literal wherever it stands.

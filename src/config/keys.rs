@@ -40,6 +40,27 @@ const LONG_OR_NONE: Kind = Kind::Int { min: 0, max: i64::MAX };
 
 /// Keys that mean something under one value of another key only: key, other key, its value.
 const ONLY_WITH: &[(&str, &str, &str)] = &[
+    ("engine.url", "engine.kind", "vllm"),
+    ("engine.served_model_name", "engine.kind", "vllm"),
+    ("engine.max_concurrent_requests", "engine.kind", "vllm"),
+    ("engine.request_timeout_s", "engine.kind", "vllm"),
+    ("engine.retry_for_s", "engine.kind", "vllm"),
+    ("engine.request_seeds", "engine.kind", "vllm"),
+    ("engine.check_contract", "engine.kind", "vllm"),
+    ("engine.sync_folder", "engine.kind", "vllm"),
+    ("engine.launch.command", "engine.kind", "vllm"),
+    ("engine.launch.shell", "engine.kind", "vllm"),
+    ("engine.launch.ready_timeout_s", "engine.kind", "vllm"),
+    ("engine.launch.restarts", "engine.kind", "vllm"),
+    ("engine.device_memory", "engine.kind", "embedded"),
+    ("engine.batch_split", "engine.kind", "embedded"),
+    ("engine.state_index_bits", "engine.kind", "embedded"),
+    ("engine.free_list", "engine.kind", "embedded"),
+    ("engine.sleep", "engine.kind", "embedded"),
+    ("engine.force_prefill", "engine.kind", "embedded"),
+    ("engine.faults", "engine.kind", "embedded"),
+    ("trace.when", "engine.kind", "embedded"),
+    ("trace.request", "engine.kind", "embedded"),
     ("task.max_operand", "task.kind", "arithmetic"),
     ("task.operators", "task.kind", "arithmetic"),
     ("task.examples", "task.kind", "arithmetic"),
@@ -106,8 +127,26 @@ keys! {
     "model.dtype", Kind::OneOf(DTYPES), Is("\"f32\""), "vLLM dtype",
         "The dtype of weights and activations, in engine and trainer.";
 
-    "engine.kind", Kind::Only { value: "\"embedded\"", why: "this build drives no other engine" },
-        Is("\"embedded\""), "", "Which engine generates.";
+    "engine.kind", Kind::OneOf(&["embedded", "vllm"]), Is("\"embedded\""), "",
+        "Which engine generates: the one in this binary, or vLLM servers over HTTP.";
+    "engine.url", Kind::Urls, Nothing("[\"http://127.0.0.1:8000\"]"), "",
+        "Where the servers are. All rollouts of a prompt go to one of them.";
+    "engine.served_model_name", Kind::Text, Nothing("\"my-model\""), "vLLM served_model_name",
+        "What requests call the model; absent, the first that the server lists.";
+    "engine.max_concurrent_requests", COUNT, Is("256"), "",
+        "Requests under way at once at each server.";
+    "engine.request_timeout_s", Kind::Number(Range::Positive), Is("600.0"), "",
+        "Seconds from sending a request to the end of its answer; then it is tried again.";
+    "engine.retry_for_s", Kind::Number(Range::NonNegative), Is("60.0"), "",
+        "Seconds of growing pauses after which a request that fails in passing is given up.";
+    "engine.request_seeds", Kind::Bool, Is("false"), "vLLM seed of a request",
+        "Whether each request carries a seed, drawn from seed and its id.";
+    "engine.check_contract", Kind::Bool, Is("true"), "",
+        "Whether two probes tell a server's logprobs mode; another than logprobs_mode is refused.";
+    "engine.sync_folder", Kind::Text, Nothing("\"runs/served\""), "",
+        "The model folder that the servers read: updates replace its weights, and they are told.";
+    "engine.args", Kind::Text, Nothing("\"--gpu-memory-utilization 0.2\""), "vLLM's flags",
+        "vLLM's own flags, each read as the key of that name.";
     "engine.replicas", Kind::Only { value: "1", why: "this build runs one engine" },
         Is("1"), "vLLM data_parallel_size", "Engines side by side.";
     "engine.device", Kind::OneOf(&["cpu", "cuda"]), Is("\"cpu\""), "",
@@ -158,6 +197,14 @@ keys! {
          products and a scan in tiles; what they differ by is measured, and is the floor.";
     "engine.faults", Kind::SomeOf(ENGINE_FAULTS), Is("[]"), "",
         "Faults planted in the engine, to see them found: gapscope faults list tells of each.";
+    "engine.launch.command", Kind::Text, Nothing("\"vllm serve my-model --port {port}\""), "",
+        "Starts a server for each url, and ends it with the run. A key in braces is its value.";
+    "engine.launch.shell", Kind::Bool, Is("false"), "",
+        "Whether a shell reads the command; else it is split at blanks, and quotes hold words.";
+    "engine.launch.ready_timeout_s", Kind::Number(Range::Positive), Is("600.0"), "",
+        "Seconds that a server may take to become healthy.";
+    "engine.launch.restarts", COUNT_OR_NONE, Is("0"), "",
+        "How often a server that ended by itself is started again.";
 
     "rollout.prompts_per_step", COUNT, Is("8"), "verl data.train_batch_size",
         "Prompts a step.";
@@ -196,8 +243,9 @@ keys! {
         "The field that holds the prompt.";
     "task.answer_key", Kind::Text, Is("\"answer\""), "",
         "The field that holds the answer.";
-    "task.reward", Kind::OneOf(&["exact", "numeric", "regex", "command"]), Is("\"exact\""), "",
-        "How a completion is judged: equal text, equal last number, a pattern, or a program.";
+    "task.reward", Kind::OneOf(&["exact", "numeric", "regex", "command", "none"]),
+        Is("\"exact\""), "",
+        "How a completion is judged: equal text, equal last number, a pattern, a program, or not.";
     "task.reward_pattern", Kind::Text, Nothing("\"= *{answer}$\""), "",
         "A completion that matches earns 1; {answer} stands for the answer, escaped.";
     "task.reward_command", Kind::Words, Nothing("[\"python3\", \"reward.py\"]"), "",
@@ -264,6 +312,9 @@ keys! {
          k3_mean > 1e-3 or token_mult_prob_error > 1.05; prime_rl: k3_mean > 0.015; slime:\n\
          mean |d| > 0.1; miles: |mean d| > 0.03; exact: max |d| > 0. A non-finite logprob makes\n\
          one in each.";
+
+    "check.floor", Kind::Number(Range::NonNegative), Nothing("1e-4"), "",
+        "The largest healthy |d|, nats. Absent: 0 in invariant numerics, else measured.";
 
     "check.evidence", Kind::Bool, Is("false"), "",
         "Whether each step with a finding leaves evidence/step-NNNNN.json for gapscope judge.";

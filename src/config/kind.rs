@@ -25,6 +25,8 @@ pub enum Kind {
     Text,
     /// A program and its arguments.
     Words,
+    /// Addresses of servers; one may stand alone.
+    Urls,
     OneOf(&'static [&'static str]),
     /// Any of these, each at most once.
     SomeOf(&'static [&'static str]),
@@ -72,6 +74,15 @@ impl Kind {
                 words.first().and_then(Value::as_str).is_some_and(|program| !program.is_empty())
                     && words.iter().all(Value::is_str)
             }),
+            Self::Urls => match value.as_array() {
+                Some(urls) => {
+                    let one = |(i, url): (usize, &Value)| {
+                        url.as_str().is_some_and(is_url) && !urls[..i].contains(url)
+                    };
+                    !urls.is_empty() && urls.iter().enumerate().all(one)
+                }
+                None => value.as_str().is_some_and(is_url),
+            },
             Self::OneOf(names) => value.as_str().is_some_and(|name| names.contains(&name)),
             Self::SomeOf(names) => value.as_array().is_some_and(|chosen| {
                 chosen.iter().enumerate().all(|(i, name)| {
@@ -110,6 +121,11 @@ impl Kind {
             }
             Self::Text => "a string that is not empty".to_owned(),
             Self::Words => "an array of strings: a program, then its arguments".to_owned(),
+            Self::Urls => {
+                "http://HOST:PORT, or an array of them, each once; https is for a proxy or a \
+                 tunnel in between"
+                    .to_owned()
+            }
             Self::OneOf(names) => format!("one of {}", quoted(names)),
             Self::SomeOf(names) => format!("an array of any of {}, each once", quoted(names)),
             Self::Letters(letters) => {
@@ -179,6 +195,19 @@ pub(super) fn bytes(value: &Value) -> Option<u64> {
 
 fn number(value: &Value) -> Option<f64> {
     value.as_float().or_else(|| value.as_integer().map(|v| v as f64))
+}
+
+/// Plain HTTP, with a port or without, and nothing behind it but what OpenAI's clients write.
+fn is_url(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix("http://") else { return false };
+    let rest = rest.trim_end_matches('/');
+    let address = rest.strip_suffix("/v1").unwrap_or(rest);
+    let (host, port) = match address.rsplit_once(':') {
+        Some((host, port)) => (host, port.parse::<u16>().is_ok_and(|port| port > 0)),
+        None => (address, true),
+    };
+    let letter = |c: char| c.is_ascii_alphanumeric() || ".-_[]:".contains(c);
+    port && !host.is_empty() && host.chars().all(letter)
 }
 
 fn is_folder_name(text: &str) -> bool {

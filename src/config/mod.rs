@@ -7,6 +7,7 @@
 //! Paths in a file (`model.path`, `task.path`) are taken as written: relative ones are relative to
 //! the current directory, not to the file.
 
+mod args;
 mod check;
 mod defaults;
 mod error;
@@ -14,6 +15,7 @@ mod fault;
 mod keys;
 mod kind;
 mod nearest;
+mod servers;
 mod sleep;
 mod source;
 mod sweep;
@@ -21,6 +23,7 @@ mod sweep;
 mod tests;
 mod trace;
 mod types;
+mod words;
 
 use std::path::Path;
 
@@ -30,6 +33,7 @@ pub use fault::{Fault, FaultEntry, Planted, Side, FAULTS};
 pub use keys::{IfAbsent, Key, KEYS, PRESETS};
 pub use kind::{Kind, Range};
 pub use nearest::nearest;
+pub use servers::{LaunchConfig, ServersConfig};
 pub use sleep::Sleep;
 pub use sweep::{overrides, Sweep, SweepSettings, MAX_SWEEP_POINTS};
 pub use trace::{TraceConfig, Traced};

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 use toml::{Spanned, Value};
 
+use super::args;
 use super::error::{ConfigError, Place};
 use super::keys::{find, is_table, table_of, IfAbsent, Key, KEYS};
 use super::nearest::nearest_key;
@@ -18,6 +19,8 @@ use super::sweep::{Sweep, SweepSettings};
 pub(super) struct Source {
     pub file: String,
     written: BTreeMap<String, Written>,
+    /// Keys that `engine.args` set.
+    by_args: Vec<&'static str>,
     pub sweep: Option<Sweep>,
 }
 
@@ -28,13 +31,15 @@ struct Written {
 
 /// Reads the file's text, then each override over it.
 pub(super) fn read(text: &str, file: &str, overrides: &[String]) -> Result<Source, ConfigError> {
-    let mut source = Source { file: file.to_owned(), written: BTreeMap::new(), sweep: None };
+    let (written, by_args) = (BTreeMap::new(), Vec::new());
+    let mut source = Source { file: file.to_owned(), written, by_args, sweep: None };
     let reader = Reader { text, file, override_n: None };
     let table = DeTable::parse(text).map_err(|error| reader.syntax(&error))?;
     reader.document(table.into_inner(), &mut source)?;
     for (index, assignment) in overrides.iter().enumerate() {
         read_override(index + 1, assignment, &mut source)?;
     }
+    source.read_args()?;
     Ok(source)
 }
 
@@ -88,6 +93,27 @@ impl Source {
         let value = self.value(name).map_or_else(|| "nothing".to_owned(), |v| v.to_string());
         let place = self.written.get(name).map(|w| w.place.to_string());
         format!("{name} = {value} ({})", place.as_deref().unwrap_or("the default"))
+    }
+
+    /// The keys that `engine.args` set.
+    pub fn by_args(&self) -> &[&'static str] {
+        &self.by_args
+    }
+
+    /// Flags are keys by another name: neither wins over the other.
+    fn read_args(&mut self) -> Result<(), ConfigError> {
+        for (name, value) in args::keys(self)? {
+            let place = self.written["engine.args"].place.clone();
+            accept(find(name).expect("flags are keys"), &place, &value)?;
+            let values = vec![self.said("engine.args"), self.said(name)];
+            if self.written.contains_key(name) {
+                let why = format!("both set {name}: drop the one or the other");
+                return Err(ConfigError::Conflict { values, why });
+            }
+            self.written.insert(name.to_owned(), Written { value, place });
+            self.by_args.push(name);
+        }
+        Ok(())
     }
 
     /// An error about a written value that its kind alone could not find.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::fault::Fault;
+use super::servers::ServersConfig;
 use super::sleep::Sleep;
 use super::sweep::Sweep;
 use super::trace::TraceConfig;
@@ -103,6 +104,9 @@ pub struct EngineConfig {
     pub numerics: Arithmetic,
     /// Planted faults, by name (`engine.faults`), for `gapscope faults` and the tests.
     pub faults: Vec<Fault>,
+    /// Servers that sample in place of the embedded engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers: Option<ServersConfig>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -217,6 +221,8 @@ pub enum RewardConfig {
     /// The last number of the completion equals the answer's number (after `####` where there is
     /// one).
     Numeric,
+    /// Nothing is judged, and no answer is read: every completion earns 0.
+    None,
     /// The completion matches this regular expression; `{answer}` in it stands for the answer,
     /// escaped.
     Regex { pattern: String },
@@ -292,6 +298,9 @@ pub struct CheckConfig {
     pub legs: Vec<Leg>,
     #[serde(default)]
     pub thresholds: Thresholds,
+    /// Nats; absent where it is known or measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<f64>,
     /// Whether each step with a finding leaves its evidence as a file.
     pub evidence: bool,
     /// Problems answered greedily after the last step; 0 for none.

@@ -73,6 +73,24 @@ pub struct SampledToken {
     pub padding_rows: u32,
 }
 
+impl SampledToken {
+    /// Of an engine that tells nothing but the token and its log-probability.
+    #[must_use]
+    pub fn alone(token: TokenId, logp: LogProb) -> Self {
+        Self {
+            token,
+            logp,
+            engine_step: EngineStep::new(0),
+            phase: Phase::Decode,
+            scheduled_tokens: 0,
+            computed_tokens: 0,
+            batch_row: 0,
+            batch_rows: 0,
+            padding_rows: 0,
+        }
+    }
+}
+
 /// What a request went through from taking its blocks to giving them back: once, and once more
 /// after every preemption, when it computes everything again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,8 +163,9 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     pub contract: Contract,
     pub weight_version: WeightVersion,
-    /// Over the engine's weights in use: `model::combine_fingerprints` of its tensors.
-    pub engine_fingerprint: u64,
+    /// Over the engine's weights in use: `model::combine_fingerprints` of its tensors; `None` where the
+    /// engine does not say.
+    pub engine_fingerprint: Option<u64>,
     /// In order; the last one was not preempted. Empty where the engine keeps no such record.
     pub lives: Vec<Life>,
     pub preemptions: u32,

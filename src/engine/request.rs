@@ -65,7 +65,7 @@ impl Finished {
             finish_reason: self.finish_reason,
             contract,
             weight_version,
-            engine_fingerprint,
+            engine_fingerprint: Some(engine_fingerprint),
             lives,
             preemptions,
             cached_tokens,

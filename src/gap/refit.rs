@@ -60,8 +60,12 @@ pub fn refit(rows: &[Row<'_>], stated: &Contract) -> Option<Refit> {
         let found = Refit { contract, tokens: rows.len(), before, after, kept_mass };
         (after <= REFIT_LEAVES * before).then_some(found)
     };
+    let temperature = || {
+        let fit = fit_temperature(&rows, stated);
+        explains(fit, kept_mass(&rows, &fit))
+    };
     explains(Contract::PLAIN, None)
-        .or_else(|| explains(fit_temperature(&rows, stated), None))
+        .or_else(temperature)
         .or_else(|| fit_filter(&rows, stated).and_then(|(fit, mass)| explains(fit, Some(mass))))
 }
 
@@ -102,6 +106,22 @@ fn fit_temperature(rows: &[Row<'_>], stated: &Contract) -> Contract {
         }
     }
     at((low + high) / 2.0)
+}
+
+/// The mean probability of what a contract's filters keep; `None` of one without filters.
+fn kept_mass(rows: &[Row<'_>], contract: &Contract) -> Option<f64> {
+    let open = Contract { top_p: 1.0, top_k: 0, min_p: 0.0, ..*contract };
+    let mass = |row: &Row<'_>| {
+        let under = |contract: &Contract| {
+            f64::from(Sampler::default().log_prob(row.logits, row.token, contract).get())
+        };
+        let kept = under(contract);
+        // A token that is not kept says nothing of how much is.
+        kept.is_finite().then(|| (under(&open) - kept).exp())
+    };
+    let masses: Vec<f64> = rows.iter().filter_map(mass).collect();
+    let mean = || masses.iter().sum::<f64>() / masses.len() as f64;
+    (contract.has_filters() && !masses.is_empty()).then(mean)
 }
 
 /// The top-p or top-k of the smallest mean |d|, and the mean mass it keeps; of equals, top-p.

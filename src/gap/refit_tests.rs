@@ -94,6 +94,11 @@ fn k20_a_kept_mass_is_found_from_the_logits() {
     // Of one distribution alone top-k 2 would do as well; of two that fit alike it is top-p.
     assert_eq!(found.contract.top_k, 0, "{found:?}");
     assert!((found.contract.top_p - 0.8).abs() < 1e-6, "{found:?}");
+    // A record that states the filter, and says that its values are from before it.
+    let raw = Contract { logprobs_mode: LogprobsMode::RawLogprobs, ..kept };
+    let stated = refit(&cut, &raw).expect("after the filter that is stated");
+    assert!((stated.kept_mass.expect("a mass") - 0.8).abs() < 1e-6, "{stated:?}");
+    assert_eq!(stated.contract.top_p, 0.8, "{stated:?}");
     // top-p 1 cuts nothing.
     let whole = rows(&logits, &[0, 1, 0], &processed(|c| c.top_p = 1.0));
     assert_eq!(refit(&whole, &Contract::PLAIN), None);

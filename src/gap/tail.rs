@@ -41,6 +41,9 @@ struct Tail {
     share: f64,
     /// b, nats, raised.
     mean_excess: f64,
+    /// Nats; what no healthy arithmetic goes over, whatever was measured.
+    #[serde(default)]
+    most: Option<f64>,
 }
 
 impl Floor {
@@ -59,14 +62,21 @@ impl Floor {
         let mean_excess = (mean * (1.0 + STANDARD_ERRORS / over.max(1.0).sqrt())).max(GRID);
         // A tail of equal gaps is not over its quantile, and is there all the same.
         let share = (over / all.max(1.0)).max(1.0 - TAIL_FROM);
-        Self(Some(Tail { from, share, mean_excess }))
+        Self(Some(Tail { from, share, mean_excess, most: None }))
+    }
+
+    /// The same, and at most so many nats.
+    #[must_use]
+    pub fn at_most(self, nats: f64) -> Self {
+        Self(self.0.map(|tail| Tail { most: Some(nats), ..tail }))
     }
 
     /// For a step of so many tokens, nats; exactly 0 where arithmetic is invariant.
     #[must_use]
     pub fn of(&self, n_tokens: u64) -> f64 {
-        let Some(Tail { from, share, mean_excess }) = self.0 else { return 0.0 };
-        from + mean_excess * excesses(n_tokens as f64 * share)
+        let Some(Tail { from, share, mean_excess, most }) = self.0 else { return 0.0 };
+        let floor = from + mean_excess * excesses(n_tokens as f64 * share);
+        most.map_or(floor, |most| floor.min(most))
     }
 }
 
@@ -93,6 +103,9 @@ mod tests {
         }
         assert!(floor.of(1600) > floor.of(100) + mean_excess * 16_f64.ln());
         assert_eq!((Floor::EXACT.of(1), Floor::EXACT.of(u64::MAX)), (0.0, 0.0));
+        let held = floor.at_most(2.0);
+        assert_eq!((held.of(1), held.of(1600)), (floor.of(1), 2.0));
+        assert_eq!(Floor::EXACT.at_most(1.5), Floor::EXACT);
     }
 
     #[test]

@@ -12,11 +12,12 @@ use crate::rollout::Rollout;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Lives whose first row ran as a decode row, which reads its state blocks unconditionally.
-    pub decoded_first_chunks: u64,
+    /// This and the next two are absent where the engine does not say.
+    pub decoded_first_chunks: Option<u64>,
     /// Of those, the ones with a state block that another request had held.
-    pub stale_first_chunks: u64,
+    pub stale_first_chunks: Option<u64>,
     /// Requests that held a state block whose index leaves `state_index_bits`.
-    pub wrapped_requests: u64,
+    pub wrapped_requests: Option<u64>,
     /// Requests with a gap over the floor.
     pub bad_requests: u64,
     /// Tokens that the engine was sure of and the trainer would hardly ever sample.
@@ -41,14 +42,16 @@ impl Tally {
             let mut blocks = done.lives.iter().flat_map(|life| &life.state_blocks);
             first_wrapped.is_some_and(|first| blocks.any(|held| held.block >= first))
         };
+        let is_known = lives().next().is_some();
+        let said = |count: usize| is_known.then_some(count as u64);
         let completions = rollouts.iter().map(|rollout| &rollout.completion);
         let of = |token: &&PairedToken| {
             is_confident_wrong(f64::from(token.infer.get()), f64::from(token.train.get()))
         };
         Self {
-            decoded_first_chunks: lives().filter(decoded).count() as u64,
-            stale_first_chunks: lives().filter(decoded).filter(used).count() as u64,
-            wrapped_requests: completions.filter(wrapped).count() as u64,
+            decoded_first_chunks: said(lives().filter(decoded).count()),
+            stale_first_chunks: said(lives().filter(decoded).filter(used).count()),
+            wrapped_requests: said(completions.filter(wrapped).count()),
             bad_requests: pairs.sequences.iter().filter(|one| one.is_bad(floor)).count() as u64,
             confident_wrong: pairs.finite().filter(of).count() as u64,
         }
@@ -56,9 +59,16 @@ impl Tally {
 
     /// Adds another step's counts.
     pub fn add(&mut self, other: &Self) {
-        self.decoded_first_chunks += other.decoded_first_chunks;
-        self.stale_first_chunks += other.stale_first_chunks;
-        self.wrapped_requests += other.wrapped_requests;
+        for (ours, theirs) in [
+            (&mut self.decoded_first_chunks, other.decoded_first_chunks),
+            (&mut self.stale_first_chunks, other.stale_first_chunks),
+            (&mut self.wrapped_requests, other.wrapped_requests),
+        ] {
+            *ours = match (*ours, theirs) {
+                (Some(ours), Some(theirs)) => Some(ours + theirs),
+                (ours, theirs) => ours.or(theirs),
+            };
+        }
         self.bad_requests += other.bad_requests;
         self.confident_wrong += other.confident_wrong;
     }

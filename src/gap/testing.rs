@@ -27,7 +27,7 @@ pub fn rollout(index: u32, decode: &[f32], trainer: &[f32]) -> Rollout {
         finish_reason: FinishReason::Length,
         contract: Contract::PLAIN,
         weight_version: WeightVersion::new(0),
-        engine_fingerprint: 7,
+        engine_fingerprint: Some(7),
         lives: vec![Life {
             engine_step: EngineStep::new(1),
             phase: Phase::Prefill,

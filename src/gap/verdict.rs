@@ -294,7 +294,8 @@ fn logprob_mode<'a>(evidence: &Evidence<'a>, bad: &[Case<'a>]) -> Option<Culprit
     let mode = evidence.mode?;
     let same_weights = |case: &&Case| {
         let engine = case.rollout.completion.engine_fingerprint;
-        case.rollout.trainer_fingerprint.is_none_or(|trainer| trainer == engine)
+        let trainer = case.rollout.trainer_fingerprint;
+        engine.zip(trainer).is_none_or(|(engine, trainer)| engine == trainer)
     };
     let cases = bad.iter().filter(|case| mode.requests.contains(&case.request()));
     let cases: Vec<Case> = cases.filter(same_weights).copied().collect();

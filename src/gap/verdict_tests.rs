@@ -65,7 +65,7 @@ fn an_unexplained_gap_says_what_the_three_legs_say() {
 fn different_weights_are_named_with_both_fingerprints() {
     let mut records = [broken(0), broken(1), clean(2)];
     for record in &mut records {
-        record.completion.engine_fingerprint = 0xabc;
+        record.completion.engine_fingerprint = Some(0xabc);
     }
     let tensor = |name: &str, engine| TensorFingerprint { name: name.into(), engine, trainer: 1 };
     let tensors = [tensor("embed_tokens.weight", 1), tensor("lm_head.weight", 2)];
@@ -278,7 +278,7 @@ fn long_lists_are_cut_and_counted() {
 #[test]
 fn rules_speak_only_of_legs_that_can_show_them() {
     let mut record = with_stale_first_chunk(0);
-    record.completion.engine_fingerprint = 1;
+    record.completion.engine_fingerprint = Some(1);
     record.reference = Some(vec![Some(LogProb::new(-1.0)); 4]);
     let records = [record];
     let pairs = pair(&records, Legs::TrainerReference).unwrap();

@@ -12,7 +12,7 @@ use crate::base::{RequestId, Step};
 
 /// Every file that a run writes at the top: any of them shows that one has been here, finished or
 /// not, or would be written over.
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "summary.json",
     "steps.jsonl",
     "config.json",
@@ -20,6 +20,7 @@ const FILES: [&str; 7] = [
     "findings.json",
     "evaluation.json",
     "report.html",
+    "servers.json",
 ];
 /// The folders of files that a run writes.
 const FOLDERS: [&str; 3] = ["rollouts", "tokens", "checkpoints"];
@@ -126,6 +127,12 @@ impl RunFolder {
     #[must_use]
     pub fn config(&self) -> PathBuf {
         self.root.join("config.json")
+    }
+
+    /// What the servers are that sampled, where they did.
+    #[must_use]
+    pub fn servers(&self) -> PathBuf {
+        self.root.join("servers.json")
     }
 
     /// The run in one object.

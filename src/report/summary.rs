@@ -39,7 +39,8 @@ pub struct Summary {
     /// The largest that a step was held to.
     #[serde(serialize_with = "option_float")]
     pub floor: Option<f64>,
-    pub num_blocks: u64,
+    /// This and the engine's other counts are absent where it does not say.
+    pub num_blocks: Option<u64>,
     /// Elements from one block's state to the next; absent without a recurrent layer.
     pub state_stride: Option<u64>,
     /// The first block whose state index leaves `state_index_bits`, if the pool is large enough to
@@ -50,11 +51,11 @@ pub struct Summary {
     /// How many times the pool has been gone through.
     #[serde(serialize_with = "option_float")]
     pub laps: Option<f64>,
-    pub engine_steps: u64,
+    pub engine_steps: Option<u64>,
     /// Scheduled tokens of an engine step, those computed again after a preemption included.
     #[serde(serialize_with = "option_float")]
     pub tokens_per_engine_step: Option<f64>,
-    pub preemptions: u64,
+    pub preemptions: Option<u64>,
     #[serde(flatten)]
     pub tally: Tally,
     /// In short: `findings.json` has all of each.
@@ -173,14 +174,14 @@ mod tests {
             gap_mean: Some(0.0),
             frac_bitwise_equal: Some(1.0),
             floor: Some(0.0),
-            num_blocks: 1441,
+            num_blocks: Some(1441),
             state_stride: Some(3072),
             first_wrapped_block: None,
             blocks_per_step: Some(120.0),
             laps: Some(0.25),
-            engine_steps: 7,
+            engine_steps: Some(7),
             tokens_per_engine_step: Some(64.5),
-            preemptions: 0,
+            preemptions: Some(0),
             tally: Tally { bad_requests: 1, ..Tally::default() },
             findings: vec![finding],
             reward_mean_first: None,
@@ -197,7 +198,7 @@ mod tests {
              \"frac_bitwise_equal\":1.0,\"floor\":0.0,\"num_blocks\":1441,\"state_stride\":3072,\
              \"first_wrapped_block\":null,\"blocks_per_step\":120.0,\"laps\":0.25,\
              \"engine_steps\":7,\"tokens_per_engine_step\":64.5,\"preemptions\":0,\
-             \"decoded_first_chunks\":0,\"stale_first_chunks\":0,\"wrapped_requests\":0,\
+             \"decoded_first_chunks\":null,\"stale_first_chunks\":null,\"wrapped_requests\":null,\
              \"bad_requests\":1,\"confident_wrong\":0,\"findings\":[{\"kind\":\"address_wrap\",\
              \"leg\":\"decode_trainer\",\"step\":3,\"requests\":[\"s3.p0.r1\"],\
              \"blocks\":[1366],\"message\":\"why\"}],\"reward_mean_first\":null,\

@@ -64,7 +64,8 @@ impl Jsonl {
             if bytes.trim_ascii().is_empty() && bytes.len() as u64 <= MAX_LINE_BYTES {
                 continue;
             }
-            let row = read_row(&bytes, prompt_key, answer_key).and_then(|(prompt, answer)| {
+            let judged = (!matches!(reward, Reward::None)).then_some(answer_key);
+            let row = read_row(&bytes, prompt_key, judged).and_then(|(prompt, answer)| {
                 check_row(&prompt, &answer, prompt_key, answer_key, &reward, codec)?;
                 Ok(Row { line, prompt, answer })
             });
@@ -104,7 +105,7 @@ impl Jsonl {
 fn read_row(
     bytes: &[u8],
     prompt_key: &str,
-    answer_key: &str,
+    answer_key: Option<&str>,
 ) -> Result<(String, String), LineProblem> {
     let content = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     if content.len() as u64 > MAX_LINE_BYTES {
@@ -119,7 +120,8 @@ fn read_row(
     let Value::Object(object) = value else {
         return Err(LineProblem::NotAnObject { found: kind_of(&value) });
     };
-    Ok((text_of(&object, prompt_key)?, text_of(&object, answer_key)?))
+    let answer = answer_key.map_or(Ok(String::new()), |key| text_of(&object, key))?;
+    Ok((text_of(&object, prompt_key)?, answer))
 }
 
 fn text_of(object: &Map<String, Value>, key: &str) -> Result<String, LineProblem> {

@@ -22,7 +22,11 @@ pub struct Graded<'a> {
 pub enum Reward {
     Exact,
     Numeric,
-    Regex { pattern: String },
+    /// Every completion earns 0.
+    None,
+    Regex {
+        pattern: String,
+    },
     Command(RewardCommand),
 }
 
@@ -34,6 +38,7 @@ impl Reward {
         Ok(match config {
             RewardConfig::Exact => Self::Exact,
             RewardConfig::Numeric => Self::Numeric,
+            RewardConfig::None => Self::None,
             RewardConfig::Regex { pattern } => {
                 // An answer is escaped, so that any stands for all.
                 compile(pattern, "0")?;
@@ -50,7 +55,7 @@ impl Reward {
     pub fn can_judge(&self, answer: &str) -> bool {
         match self {
             Self::Numeric => answer_number(answer).is_some(),
-            Self::Exact | Self::Regex { .. } | Self::Command(_) => true,
+            Self::Exact | Self::None | Self::Regex { .. } | Self::Command(_) => true,
         }
     }
 
@@ -62,6 +67,7 @@ impl Reward {
         match self {
             Self::Exact => Ok(each(graded, |g| g.completion.trim() == g.answer.trim())),
             Self::Numeric => Ok(each(graded, |g| is_number(&g.completion, g.answer))),
+            Self::None => Ok(each(graded, |_| false)),
             Self::Regex { pattern } => {
                 let mut rewards = Vec::with_capacity(graded.len());
                 // A group's rollouts share their answer, hence the compiled pattern.

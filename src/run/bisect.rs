@@ -144,8 +144,8 @@ impl Seen {
             |_, _| {},
             |session, comparison, rollouts| {
                 seen.gaps.push(comparison.gap);
-                seen.num_blocks = session.engine.pool().num_blocks();
-                seen.preemptions = session.engine.statistics().preemptions;
+                seen.num_blocks = session.engine().pool().num_blocks();
+                seen.preemptions = session.engine().statistics().preemptions;
                 Ok(rollouts)
             },
         )?;

@@ -8,6 +8,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::compare::config_differences;
+use super::launch::Launched;
 use super::progress::say;
 use super::recorder::{Recorder, RecorderState};
 use super::session::{Session, SessionState};
@@ -91,12 +92,14 @@ impl Left {
     ) -> Result<(Session, Recorder, Option<Step>)> {
         let held = (self.folder, self.claim);
         let Some((saved, State { step, session: state, recorder, .. })) = self.last else {
-            let session = Session::open(config)?;
+            let launched = Launched::start(config, held.0.root())?;
+            let session = Session::open_with(config, launched, None)?;
             held.0.clear()?;
             let recorder = Recorder::create(held, &session, quiet)?;
             return Ok((session, recorder, None));
         };
-        let session = Session::reopen(config, state, &saved)?;
+        let launched = Launched::start(config, held.0.root())?;
+        let session = Session::reopen(config, launched, state, &saved)?;
         let recorder = Recorder::resume(held, &session, quiet, (step, recorder))?;
         Ok((session, recorder, Some(step)))
     }

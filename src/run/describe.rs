@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::memory::MemoryPlan;
 use super::parts;
-use super::predict::{foretold_spikes, predict, Outline, NOT_WITH_A_CACHE};
-use crate::config::{Arithmetic, Config, Dtype};
+use super::predict::{foretold_spikes, predict, Outline, NOT_OF_SERVERS, NOT_WITH_A_CACHE};
+use crate::config::{Arithmetic, Config, Dtype, ServersConfig};
 use crate::engine::{self, Layout};
 use crate::model::{ExpertsShape, FeedForwardKind, MixerKind, Numerics, Plan};
 
@@ -86,6 +86,9 @@ fn write_layout(text: &mut String, layout: &Layout) -> Result<()> {
 /// Whatever `run` would refuse of the model's config, the task and the pool. Neither weights nor
 /// the run's folder are touched.
 pub fn dry_run(config: &Config) -> Result<String> {
+    if let Some(servers) = &config.engine.servers {
+        return describe_servers(config, servers);
+    }
     let outline = Outline::of(config)?;
     let Outline { plan, num, layout, num_blocks, .. } = &outline;
     let mut text = config.to_json();
@@ -115,6 +118,28 @@ pub fn dry_run(config: &Config) -> Result<String> {
     };
     writeln!(text, "floor             {floor}")?;
     write_memory(&mut text, config, plan, layout, *num_blocks)?;
+    Ok(text)
+}
+
+/// Where completions come from servers, whose pools are their own business.
+fn describe_servers(config: &Config, servers: &ServersConfig) -> Result<String> {
+    let plan = parts::plan(config)?;
+    let mut text = config.to_json();
+    writeln!(text)?;
+    write_layers(&mut text, &plan, &plan.numerics_of(config))?;
+    writeln!(text, "servers           {}", servers.url.join(", "))?;
+    if let Some(launch) = &servers.launch {
+        writeln!(text, "started by        {}", launch.argv.join(" "))?;
+    }
+    writeln!(text, "spike steps       {NOT_OF_SERVERS}")?;
+    let floor = match config.check.floor {
+        Some(nats) => format!("{nats:?} nats (check.floor)"),
+        None => "measured before the first step is compared".to_owned(),
+    };
+    writeln!(text, "floor             {floor}")?;
+    for (part, bytes) in MemoryPlan::of(&plan, config, None).lines() {
+        writeln!(text, "memory            {part} {bytes} bytes")?;
+    }
     Ok(text)
 }
 

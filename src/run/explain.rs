@@ -109,10 +109,10 @@ fn again(
     let before = |session: &mut Session, step: Step| {
         let list = WatchList { request: Some(request), max_bytes: TRACE_BYTES_MAX };
         index_bits.set(session.index_bits);
-        session.engine.watch((step == request.step).then_some(list));
+        session.source.watch((step == request.step).then_some(list));
     };
     replay(config, request.step, before, |session, comparison, mut rollouts| {
-        let Some(trace) = session.engine.take_trace() else {
+        let Some(trace) = session.source.take_trace() else {
             past.keep(session, &rollouts);
             return Ok(rollouts);
         };

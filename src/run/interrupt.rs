@@ -6,6 +6,7 @@ use std::{io, process, thread};
 
 use tokio::signal::unix::{signal, SignalKind};
 
+use super::launch::kill_all_servers;
 use super::progress::say;
 
 /// The exit code of a command that Ctrl-C has ended: 128 and the signal's number, as shells have
@@ -32,6 +33,7 @@ pub fn listen_for_ctrl_c() -> io::Result<()> {
     let listen = async move {
         while signals.recv().await.is_some() {
             if ASKED.swap(true, Ordering::Relaxed) {
+                kill_all_servers();
                 process::exit(i32::from(INTERRUPTED));
             }
             say("interrupted: ending after this step; once more to end at once");
@@ -41,9 +43,14 @@ pub fn listen_for_ctrl_c() -> io::Result<()> {
     Ok(())
 }
 
+/// Whether Ctrl-C has asked for an end.
+pub(super) fn asked() -> bool {
+    ASKED.load(Ordering::Relaxed)
+}
+
 /// Ends whatever calls this between two steps, once Ctrl-C has asked for it.
 pub(super) fn check(after: impl FnOnce() -> String) -> Result<(), Interrupted> {
-    if ASKED.load(Ordering::Relaxed) {
+    if asked() {
         return Err(Interrupted(after()));
     }
     Ok(())

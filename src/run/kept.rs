@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::session::{Comparison, Session};
 use crate::base::{float, Position, RequestId};
+use crate::engine::Statistics;
 use crate::gap::{self, stats, Finding, FindingKind, Tally, Totals};
 use crate::report::html::{BlockGap, StepBlocks, StepPoint, Trace, TracedToken, WorstToken};
 use crate::report::Summary;
@@ -63,11 +64,13 @@ impl Kept {
 
     /// The run as it stands, without error and without time.
     pub(super) fn summary(&self, session: &Session) -> Summary {
-        let (engine, totals) = (&session.engine, &self.totals);
-        let statistics = engine.statistics();
-        let (layout, pool) = (engine.layout(), engine.pool());
+        let (engine, totals) = (session.source.embedded(), &self.totals);
+        let done = session.source.statistics();
         let per_step =
             |count: u64| (totals.steps_done > 0).then(|| count as f64 / totals.steps_done as f64);
+        let tokens_per_engine_step = |done: Statistics| {
+            (done.engine_steps > 0).then(|| done.scheduled_tokens as f64 / done.engine_steps as f64)
+        };
         let rewards: Vec<f64> = self.points.iter().filter_map(|point| point.reward_mean).collect();
         let tenth = rewards.len().div_ceil(10);
         Summary {
@@ -85,15 +88,16 @@ impl Kept {
             gap_mean: totals.gap_mean(),
             frac_bitwise_equal: totals.frac_bitwise_equal(),
             floor: Some(self.points.iter().map(|point| point.gap.floor).fold(0.0, f64::max)),
-            num_blocks: u64::from(pool.num_blocks()),
-            state_stride: layout.state_stride,
+            num_blocks: engine.map(|engine| u64::from(engine.pool().num_blocks())),
+            state_stride: engine.and_then(|engine| engine.layout().state_stride),
             first_wrapped_block: session.first_wrapped_block().map(|block| u64::from(block.get())),
-            blocks_per_step: per_step(statistics.blocks_taken),
-            laps: Some(statistics.blocks_taken as f64 / pool.num_usable() as f64),
-            engine_steps: statistics.engine_steps,
-            tokens_per_engine_step: (statistics.engine_steps > 0)
-                .then(|| statistics.scheduled_tokens as f64 / statistics.engine_steps as f64),
-            preemptions: statistics.preemptions,
+            blocks_per_step: done.and_then(|done| per_step(done.blocks_taken)),
+            laps: done
+                .zip(engine)
+                .map(|(done, engine)| done.blocks_taken as f64 / engine.pool().num_usable() as f64),
+            engine_steps: done.map(|done| done.engine_steps),
+            tokens_per_engine_step: done.and_then(tokens_per_engine_step),
+            preemptions: done.map(|done| done.preemptions),
             tally: self.tally,
             findings: self.findings.clone(),
             reward_mean_first: stats::mean(&rewards[..tenth]),

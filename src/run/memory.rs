@@ -59,6 +59,11 @@ impl MemoryPlan {
             add("optimizer", When::Always, 8 * params);
         }
         match (trains, on_cpu) {
+            // Servers hold theirs themselves.
+            _ if engine.servers.is_some() && trains => {}
+            _ if engine.servers.is_some() => {
+                add("trainer weights", When::Always, width * params);
+            }
             (false, false) => add("weights, shared", When::Always, width * params),
             (false, true) => {
                 add("trainer weights", When::Always, width * params);
@@ -71,12 +76,14 @@ impl MemoryPlan {
             add("reference weights", When::Always, width * params);
         }
         let budget = u64::from(engine.max_num_batched_tokens);
-        parts.push(Part {
-            what: "engine's activations",
-            when: When::Generating,
-            bytes: product(&[width, floats_a_token(plan), budget]),
-            grows: true,
-        });
+        if engine.servers.is_none() {
+            parts.push(Part {
+                what: "engine's activations",
+                when: When::Generating,
+                bytes: product(&[width, floats_a_token(plan), budget]),
+                grows: true,
+            });
+        }
         parts.extend(Learning::of(plan, config).parts(plan));
         let checkpoints = config.checkpoint.every < config.steps || trainer.warm_start.steps > 0;
         let mut on_host = vec![("on the host, weights as read", 4 * params)];
@@ -85,7 +92,11 @@ impl MemoryPlan {
         }
         Self {
             parts,
-            pool: pool.or_else(|| configured_pool(plan, config)),
+            pool: match &engine.servers {
+                // Theirs is their own.
+                Some(_) => Some(0),
+                None => pool.or_else(|| configured_pool(plan, config)),
+            },
             drops_pool: engine.sleep == Sleep::DropPool,
             on_host: (!on_cpu).then_some(on_host),
         }

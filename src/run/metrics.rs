@@ -34,9 +34,11 @@ pub(super) fn tags(config: &Config) -> Vec<String> {
     if config.trainer.update == Update::Adamw {
         all.extend(loss(&nothing_learned(config)));
     }
-    let still =
-        Statistics { engine_steps: 0, preemptions: 0, scheduled_tokens: 0, blocks_taken: 0 };
-    all.extend(pool(still, still, &BlockPool::new(2, config.engine.free_list)));
+    if config.engine.servers.is_none() {
+        let still =
+            Statistics { engine_steps: 0, preemptions: 0, scheduled_tokens: 0, blocks_taken: 0 };
+        all.extend(pool(still, still, &BlockPool::new(2, config.engine.free_list)));
+    }
     all.extend(tally(&Tally::default()));
     all.into_iter().map(|scalar| scalar.tag).collect()
 }
@@ -176,17 +178,17 @@ pub(super) fn tally(tally: &Tally) -> Vec<Scalar> {
     scalars([
         (
             "pool/decoded_first_chunks",
-            count(tally.decoded_first_chunks),
+            tally.decoded_first_chunks.and_then(count),
             "lives that began with a decode row, which reads its state blocks unconditionally",
         ),
         (
             "pool/stale_first_chunks",
-            count(tally.stale_first_chunks),
+            tally.stale_first_chunks.and_then(count),
             "those of them with a state block that another request had held",
         ),
         (
             "pool/wrapped_requests",
-            count(tally.wrapped_requests),
+            tally.wrapped_requests.and_then(count),
             "requests with a state block whose index leaves engine.state_index_bits",
         ),
         ("pool/bad_requests", count(tally.bad_requests), "requests with a gap over the floor"),

@@ -14,6 +14,7 @@ mod faults;
 mod interrupt;
 mod judge;
 mod kept;
+mod launch;
 mod matrix;
 mod memory;
 mod metrics;
@@ -54,6 +55,7 @@ use crate::base::Step;
 use crate::config::Config;
 use crate::report::{RunFolder, Summary};
 use checkpoint::Left;
+use launch::Launched;
 use progress::say;
 use recorder::Recorder;
 
@@ -71,7 +73,7 @@ struct Manner {
 /// # Errors
 /// Whatever is wrong with the experiment, its model or the disk. What was already reported stays.
 pub fn run(config: &Config, out: &Path) -> Result<Summary> {
-    begin(|| Ok(RunFolder::create(out)?), config, Manner::default())
+    begin(out, || Ok(RunFolder::create(out)?), config, Manner::default())
 }
 
 /// Goes on with a run that was interrupted, killed or has failed, from its last checkpoint; `None`
@@ -100,13 +102,17 @@ pub fn watch(expressions: &[FailOn], out: &Path) -> Result<Watch> {
     fail_on::watch_run(expressions, &RunFolder::open(out)?)
 }
 
+/// `out` is where the log of a server goes that the run starts.
 fn begin(
+    out: &Path,
     folder: impl FnOnce() -> Result<RunFolder>,
     config: &Config,
     manner: Manner,
 ) -> Result<Summary> {
-    // The session first: a run that cannot start leaves nothing.
-    let mut session = device::guarded(|| Session::open(config))?;
+    // The session first: a run that cannot start leaves nothing, but the log of a server that could
+    // not.
+    let launched = Launched::start(config, out)?;
+    let mut session = device::guarded(|| Session::open_with(config, launched, None))?;
     let folder = folder()?;
     let claim = folder.claim(&config.to_json())?;
     let mut recorder = Recorder::create((folder, claim), &session, manner.quiet)?;
@@ -153,7 +159,7 @@ fn steps(session: &mut Session, recorder: &mut Recorder, manner: Manner, first: 
         // A step whose update failed is reported all the same: its gap may say why.
         let reports = updates.as_deref().unwrap_or_default();
         recorder.step(session, &comparison, &rollouts, reports, clock)?;
-        let seen = session.engine.take_trace();
+        let seen = session.source.take_trace();
         recorder.trace(session, &comparison, seen)?;
         updates?;
         if manner.stop_after_spikes.is_some_and(|enough| recorder.spikes() >= enough) {

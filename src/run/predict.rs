@@ -17,6 +17,9 @@ use crate::rollout::{Draw, Task};
 pub(super) const NOT_WITH_A_CACHE: &str = "with engine.enable_prefix_caching nothing is foretold: \
     which blocks are found depends on the tokens that are sampled";
 
+/// Why nothing is foretold of servers.
+pub(super) const NOT_OF_SERVERS: &str = "of servers nothing is foretold: their pools are not seen";
+
 /// What an experiment is made of, weights aside.
 pub(super) struct Outline {
     pub plan: Plan,
@@ -30,12 +33,13 @@ impl Outline {
     /// # Errors
     /// Whatever `run` would refuse of the model's config, the task and the pool.
     pub(super) fn of(config: &Config) -> Result<Self> {
+        ensure!(config.engine.servers.is_none(), NOT_OF_SERVERS);
         let plan = parts::plan(config)?;
         let num = plan.numerics_of(config);
         let layout = engine::layout(&plan, &num, &config.engine)?;
         // What a device's memory leaves is known only there, by the pass that a run makes too.
         let num_blocks = match config.engine.is_measured() {
-            true => device::guarded(|| Session::open(config))?.engine.pool().num_blocks(),
+            true => device::guarded(|| Session::open(config))?.engine().pool().num_blocks(),
             false => layout.num_blocks(&engine::block_memory(&plan, &num, &config.engine))?,
         };
         let codec = parts::codec(config, &plan.config)?;

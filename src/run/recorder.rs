@@ -23,9 +23,6 @@ use crate::report::{self, check_length, parquet, Claim, ReportError, RunFolder, 
 use crate::rollout::Rollout;
 use crate::trainer::UpdateReport;
 
-/// What a record calls the engine that made it.
-const ENGINE: &str = "embedded";
-
 /// The open files of one run.
 pub(super) struct Recorder {
     folder: RunFolder,
@@ -40,7 +37,7 @@ pub(super) struct Recorder {
     /// TensorBoard's files of earlier processes.
     earlier: Vec<EventFile>,
     /// The engine's counts before the step, for what the step itself did.
-    before: Statistics,
+    before: Option<Statistics>,
 }
 
 /// What a checkpoint keeps of the record: lengths in bytes, and what goes on.
@@ -114,6 +111,9 @@ impl Recorder {
         quiet: bool,
     ) -> Result<Self> {
         let config = &session.config;
+        if let Some(servers) = session.source.servers() {
+            report::write_json(&folder.servers(), &servers.facts())?;
+        }
         let now = wall_time_s();
         let mut tensorboard = tensorboard_writer(&folder.tensorboard())?;
         let headlines: Vec<String> =
@@ -133,7 +133,7 @@ impl Recorder {
             started: Instant::now(),
             kept: Kept::default(),
             earlier: Vec::new(),
-            before: session.engine.statistics(),
+            before: session.source.statistics(),
         })
     }
 
@@ -167,7 +167,7 @@ impl Recorder {
             started: Instant::now(),
             kept: state.kept,
             earlier: state.tensorboard,
-            before: session.engine.statistics(),
+            before: session.source.statistics(),
         })
     }
 
@@ -213,7 +213,7 @@ impl Recorder {
         mut clock: Clock,
     ) -> Result<()> {
         let step = comparison.step;
-        parquet::write_rollouts(&self.folder.rollouts(step), rollouts, ENGINE)?;
+        parquet::write_rollouts(&self.folder.rollouts(step), rollouts, session.source.name())?;
         parquet::write_tokens(&self.folder.tokens(step), rollouts)?;
         if let Some(case) = &comparison.case {
             self.folder.write_evidence(step, case)?;
@@ -228,8 +228,12 @@ impl Recorder {
         scalars.extend(metrics::rollout(rollouts));
         scalars.extend(metrics::reward(rollouts, session.config.rollout.rollouts_per_prompt));
         scalars.extend(updates.last().map(metrics::loss).unwrap_or_default());
-        let now = session.engine.statistics();
-        scalars.extend(metrics::pool(now, self.before, session.engine.pool()));
+        let now = session.source.statistics();
+        if let (Some(now), Some(before), Some(engine)) =
+            (now, self.before, session.source.embedded())
+        {
+            scalars.extend(metrics::pool(now, before, engine.pool()));
+        }
         scalars.extend(metrics::tally(&tally));
         self.before = now;
         let row = scalars.iter().map(|scalar| (scalar.tag.as_str(), scalar.value));

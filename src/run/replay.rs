@@ -18,7 +18,14 @@ pub(super) fn config_of(folder: &RunFolder) -> Result<Config> {
     let path = folder.config();
     let text =
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Config::from_json(&text, &path.display().to_string())?)
+    let config = Config::from_json(&text, &path.display().to_string())?;
+    ensure!(
+        config.engine.servers.is_none(),
+        "the completions of {} came from servers, which draw others when they are asked again: \
+         only a run of the embedded engine can be seen again",
+        folder.root().display()
+    );
+    Ok(config)
 }
 
 /// The step asked for, or the first that spiked; `verb` is what for.

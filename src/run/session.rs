@@ -7,6 +7,7 @@ mod judge;
 mod legs;
 mod saved;
 mod second_look;
+mod source;
 
 use std::sync::Arc;
 
@@ -19,20 +20,18 @@ use self::floor::alarm;
 pub(super) use self::judge::Known;
 use self::second_look::Looks;
 use super::device;
-use super::memory::MemoryPlan;
+use super::launch::Launched;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
-use crate::config::{Config, Fault, Leg, RolloutConfig, Sleep, Update};
-use crate::engine::{
-    self, measured_memory, Completion, Engine, GenerationRequest, Moment, SampledToken,
-};
+use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
+use crate::engine::{Completion, GenerationRequest, Moment, SampledToken};
 use crate::gap::{
     self, CaseFile, Finding, Floor, Legs, Pairs, StepGap, TensorFingerprint, WeightsOf,
 };
 use crate::model::{combine_fingerprints, Numerics, Plan, HEAD};
 use crate::ops::array::Device;
 use crate::rollout::{
-    advantages, mask_by_end, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Task,
+    advantages, mask_by_end, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Source, Task,
 };
 use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
 
@@ -53,9 +52,11 @@ pub struct Session {
     pub plan: Plan,
     pub num: Numerics,
     pub codec: Arc<Codec>,
-    pub engine: Engine,
+    pub source: Source,
     pub trainer: Trainer,
     device: Device,
+    /// Servers of this run's own.
+    launched: Option<Launched>,
     task: Task,
     contract: Contract,
     /// Old log-probabilities of the step's rollouts, for the update.
@@ -91,12 +92,16 @@ impl Session {
     /// # Errors
     /// Whatever is wrong with the model, the task or the engine's limits.
     pub fn open(config: &Config) -> Result<Self> {
-        Self::open_with(config, None)
+        Self::open_with(config, None, None)
     }
 
-    /// As [`Self::open`]; where the device's memory gives the number of blocks, they are as many as
-    /// they were, whatever it would give today.
-    fn open_with(config: &Config, measured: Option<u32>) -> Result<Self> {
+    /// As [`Self::open`], with servers that were started for it; where the device's memory gives
+    /// the number of blocks, they are as many as they were, whatever it would give today.
+    pub(super) fn open_with(
+        config: &Config,
+        launched: Option<Launched>,
+        measured: Option<u32>,
+    ) -> Result<Self> {
         let device = device::open(config.engine.device)?;
         let free = device.free_memory();
         let Parts { plan, master, num, codec } = parts::load(config, free)?;
@@ -106,37 +111,23 @@ impl Session {
         // The trainer has its own.
         drop(master);
         let weights = trainer.hand_over()?;
-        let layout = engine::layout(&plan, &num, &config.engine)?;
-        let num_blocks = match measured {
-            Some(as_before) if config.engine.is_measured() => as_before,
-            _ => {
-                let memory = measured_memory(&device, &plan, &num, &config.engine, &weights.units)?;
-                layout.num_blocks(&memory)?
+        let source = match &config.engine.servers {
+            None => {
+                let model = (&plan, num);
+                let engine = source::embedded(config, model, (&device, free), weights, measured)?;
+                Source::Embedded(Box::new(engine))
             }
+            Some(servers) => Source::Servers(source::servers(config, servers, launched.as_ref())?),
         };
-        if config.engine.is_measured() {
-            // Only now the pool is known.
-            let pool = layout.block_bytes() * u64::from(num_blocks);
-            MemoryPlan::of(&plan, config, Some(pool)).check(free)?;
-        }
-        let mut engine = Engine::with_blocks(
-            &device,
-            plan.clone(),
-            num,
-            config.engine.clone(),
-            contract,
-            config.seed,
-            num_blocks,
-        )?;
-        engine.load(weights.version, weights.units)?;
         Ok(Self {
             config: config.clone(),
             plan,
             num,
             codec,
-            engine,
+            source,
             trainer,
             device,
+            launched,
             task,
             contract,
             old: Vec::new(),
@@ -146,14 +137,6 @@ impl Session {
             index_bits: None,
             floor: None,
         })
-    }
-
-    /// The trainer's weights to the engine.
-    pub(super) fn hand_over(&mut self) -> Result<()> {
-        self.engine.drop_weights();
-        let weights = self.trainer.hand_over()?;
-        self.engine.load(weights.version, weights.units)?;
-        Ok(())
     }
 
     /// Supervised steps on the task's own answers; `report` sees each step's loss in nats. Then the
@@ -186,7 +169,7 @@ impl Session {
         self.generate_told(step, &mut |_| {})
     }
 
-    /// The same, and `tell` hears how far each engine step has come.
+    /// The same, and `tell` hears how far each step of the embedded engine has come.
     pub(super) fn generate_told(
         &mut self,
         step: Step,
@@ -197,13 +180,7 @@ impl Session {
         let per_prompt = self.config.rollout.rollouts_per_prompt;
         let eos = &self.plan.config.eos_token_ids;
         let asked = requests(&self.config.rollout, eos, step, &problems, per_prompt);
-        self.engine.wake()?;
-        let completions = self.engine.generate_told(asked, tell)?;
-        match self.config.engine.sleep {
-            Sleep::Off => {}
-            Sleep::KeepPool => self.engine.sleep(true),
-            Sleep::DropPool => self.engine.sleep(false),
-        }
+        let completions = self.complete(step, asked, tell)?;
         self.rollouts(&problems, completions, per_prompt)
     }
 
@@ -291,7 +268,7 @@ impl Session {
         let everyone: Vec<usize> = (0..rollouts.len()).collect();
         let asked = |leg| self.config.check.legs.contains(&leg);
         let who = |leg| if asked(leg) { &everyone } else { &suspects };
-        self.score_prefill(rollouts, who(Leg::Prefill));
+        self.score_prefill(rollouts, who(Leg::Prefill))?;
         self.score_reference(rollouts, who(Leg::Reference))?;
         let mut tables = vec![table];
         for legs in comparisons(&self.config).skip(1) {
@@ -312,17 +289,20 @@ impl Session {
     #[must_use]
     pub fn first_wrapped_block(&self) -> Option<BlockId> {
         let bits = self.config.engine.scan_index_bits();
-        let first = self.engine.layout().first_wrapped_block(bits)?;
-        (first.get() < self.engine.pool().num_blocks()).then_some(first)
+        let engine = self.source.embedded()?;
+        let first = engine.layout().first_wrapped_block(bits)?;
+        (first.get() < engine.pool().num_blocks()).then_some(first)
     }
 
+    /// Empty where the engine does not say.
     fn tensor_fingerprints(&self) -> Vec<TensorFingerprint> {
+        let Some(engine) = self.source.embedded() else { return Vec::new() };
         let names = self.plan.units.iter().flat_map(|unit| &unit.tensors);
-        let both = self.engine.fingerprints().iter().zip(&self.scored_with);
+        let both = engine.fingerprints().iter().zip(&self.scored_with);
         let one = |(spec, (&engine, &trainer)): (&crate::model::TensorSpec, (&u64, &u64))| {
             TensorFingerprint { name: spec.name.clone(), engine, trainer }
         };
-        let head = self.engine.head_fingerprint().map(|engine| TensorFingerprint {
+        let head = engine.head_fingerprint().map(|engine| TensorFingerprint {
             name: HEAD.to_owned(),
             engine,
             trainer: self.scored_with[0],

@@ -9,6 +9,7 @@ use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
 use super::predict::{foretold_spikes, or_none, predict, Outline};
+use super::predict::{NOT_OF_SERVERS, NOT_WITH_A_CACHE};
 use super::progress::say;
 use super::recorder::{tensorboard_writer, wall_time_s};
 use super::{begin, go_on, told, Interrupted, Left, Manner};
@@ -236,7 +237,7 @@ impl Plan {
                     discard(left)?;
                 }
                 let make = || Ok(RunFolder::create_beside(&folder, &tensorboard)?);
-                begin(make, config, manner)
+                begin(&folder, make, config, manner)
             }
         };
         match ran {
@@ -287,13 +288,13 @@ impl Plan {
             out.join("sweep.csv").display()
         );
         let as_predicted = self.points.iter().filter(|point| point.as_predicted() == Some(true));
-        let (points, as_predicted) = (self.points.len(), as_predicted.count());
-        Ok(format!(
-            "{}: {as_predicted} of {points} points with exactly the spikes predicted\n\
-             report: {}\n",
-            self.name,
-            report.display()
-        ))
+        let (name, points, as_predicted) = (&self.name, self.points.len(), as_predicted.count());
+        let foretold = self.points.iter().any(|point| point.prediction().is_some());
+        let done = match foretold {
+            true => format!("{as_predicted} of {points} points with exactly the spikes predicted"),
+            false => format!("{points} points done"),
+        };
+        Ok(format!("{name}: {done}\nreport: {}\n", report.display()))
     }
 }
 
@@ -325,7 +326,8 @@ fn discard(folder: &Path) -> Result<()> {
 /// A prediction in a line.
 fn foretold(predicted: &Prediction) -> String {
     if let Some(error) = &predicted.error {
-        return format!("cannot run: {error}");
+        let runs_all_the_same = [NOT_WITH_A_CACHE, NOT_OF_SERVERS].contains(&error.as_str());
+        return if runs_all_the_same { error.clone() } else { format!("cannot run: {error}") };
     }
     let Prediction { num_blocks, blocks_per_step, laps, .. } = predicted;
     let spikes = foretold_spikes(predicted);

@@ -12,7 +12,7 @@ use crate::report::{write_trace, RunFolder, TraceOf};
 pub(super) fn watch(session: &mut Session, step: Step, spikes: u64) {
     let Some(TraceConfig { what, max_bytes }) = session.config.trace else { return };
     let everything = WatchList { request: None, max_bytes };
-    session.engine.watch(match what {
+    session.source.watch(match what {
         Traced::Always => Some(everything),
         Traced::FirstSpike => (spikes == 0).then_some(everything),
         Traced::Request(id) if id.step == step => {

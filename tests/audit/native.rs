@@ -97,7 +97,7 @@ fn rollout(index: u32) -> Rollout {
         finish_reason: FinishReason::Length,
         contract: Contract::PLAIN,
         weight_version: WeightVersion::new(0),
-        engine_fingerprint: 7,
+        engine_fingerprint: Some(7),
         lives: Vec::new(),
         preemptions: 0,
         cached_tokens: 0,

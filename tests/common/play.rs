@@ -69,7 +69,7 @@ impl Played {
 
     /// Blocks taken, in pools: above 1 some block has been used twice.
     pub fn laps(&self) -> f64 {
-        let pool = self.session.engine.pool();
+        let pool = self.session.engine().pool();
         pool.taken() as f64 / pool.num_usable() as f64
     }
 

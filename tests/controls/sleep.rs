@@ -17,7 +17,7 @@ fn a_clean_run_that_learns_is_the_same_however_the_engine_sleeps() {
         let sets = [&learns[..], &["engine.state_index_bits=64", sleep]].concat();
         let run = Played::new(&experiment(WRAP, &sets));
         run.assert_exact(sleep);
-        assert_eq!(run.session.engine.version(), Some(WeightVersion::new(3)));
+        assert_eq!(run.session.engine().version(), Some(WeightVersion::new(3)));
         run
     });
     let [off, kept, dropped] = &runs;

@@ -120,7 +120,7 @@ fn a_request_that_resumes_can_be_a_victim_too() {
         let played =
             Played::new(&experiment(PREEMPTING, &[&format!("engine.batch_split={split}")]));
         played.assert_exact(split);
-        assert!(played.session.engine.statistics().preemptions > 0);
+        assert!(played.session.engine().statistics().preemptions > 0);
     }
 }
 
@@ -128,7 +128,7 @@ fn a_request_that_resumes_can_be_a_victim_too() {
 fn two_hundred_steps_with_the_fixes_on_are_exact() {
     let played = Played::new(&experiment(PREEMPTING, &["steps=200", "rollout.max_new_tokens=12"]));
     played.assert_exact("the defaults");
-    assert!(played.session.engine.statistics().preemptions >= 200);
+    assert!(played.session.engine().statistics().preemptions >= 200);
     assert!(played.laps() > 200.0);
 }
 

@@ -63,7 +63,7 @@ fn k03_kept_states_never_stop_the_engine() {
                 "rollout.max_new_tokens=30",
                 "task.prompt_tokens=40",
             ]);
-            let pool = run.session.engine.pool();
+            let pool = run.session.engine().pool();
             pool.check().expect("no block is lost");
             assert_eq!(pool.free_blocks().len(), blocks - 1);
         }
@@ -173,7 +173,7 @@ fn k25_other_gate_weights_for_the_same_experts_hit_every_request() {
         // The engine is of one mind, and its weights are the trainer's.
         let decode: Vec<_> = rollout.completion.tokens.iter().map(|one| Some(one.logp)).collect();
         assert_eq!(rollout.prefill.as_ref(), Some(&decode));
-        assert_eq!(rollout.trainer_fingerprint, Some(rollout.completion.engine_fingerprint));
+        assert_eq!(rollout.trainer_fingerprint, rollout.completion.engine_fingerprint);
     }
     let [finding] = &run.findings[..] else { panic!("{:#?}", run.findings) };
     assert_eq!((finding.kind, finding.requests_total), (FindingKind::GateWeights, 8));

@@ -35,7 +35,7 @@ fn weights(run: &Played) -> Vec<(u64, u64, u64)> {
         let rollout = &step.rollouts[0];
         let trainer = rollout.trainer_fingerprint.expect("scored");
         let done = &rollout.completion;
-        (done.weight_version.get(), done.engine_fingerprint, trainer)
+        (done.weight_version.get(), done.engine_fingerprint.expect("known"), trainer)
     };
     run.steps.iter().map(of_step).collect()
 }

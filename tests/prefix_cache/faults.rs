@@ -64,7 +64,7 @@ impl Played {
             prefill: None,
             trainer: Some(scores.into_iter().map(Some).collect()),
             reference: None,
-            trainer_fingerprint: Some(completion.engine_fingerprint),
+            trainer_fingerprint: completion.engine_fingerprint,
             completion,
         };
         let rollouts: Vec<Rollout> = done.into_iter().zip(scores).map(rollout).collect();

@@ -237,7 +237,7 @@ fn rollout() -> Rollout {
             finish_reason: FinishReason::Stop,
             contract: Contract { temperature: 0.5, top_k: 40, ..Contract::PLAIN },
             weight_version: WeightVersion::new(11),
-            engine_fingerprint: u64::MAX,
+            engine_fingerprint: Some(u64::MAX),
             lives: vec![Life {
                 engine_step: EngineStep::new(1),
                 phase: Phase::Prefill,

@@ -44,10 +44,12 @@ fn scoring_after_the_update_is_a_gap_at_once() {
     let sides: Vec<_> = run
         .rollouts()
         .iter()
-        .map(|rows| (rows[0].engine_fingerprint, rows[0].trainer_fingerprint.expect("scored")))
+        .map(|rows| {
+            [rows[0].engine_fingerprint, rows[0].trainer_fingerprint].map(|of| of.expect("known"))
+        })
         .collect();
-    assert!(sides.iter().all(|(engine, trainer)| engine != trainer), "{sides:x?}");
-    assert!(sides.windows(2).all(|pair| pair[1].0 == pair[0].1), "{sides:x?}");
+    assert!(sides.iter().all(|[engine, trainer]| engine != trainer), "{sides:x?}");
+    assert!(sides.windows(2).all(|pair| pair[1][0] == pair[0][1]), "{sides:x?}");
 }
 
 /// A state index of 19 bits ends at block 171 of stride 3,072. Sixteen requests of four blocks take
@@ -117,8 +119,9 @@ fn check_wrapped_at_43(rows: &[RolloutRow], tokens: &[TokenRow], named: &BTreeSe
         let request = row.request;
         tokens.iter().filter(move |token| token.request == request)
     };
-    let steps =
-        |row: &RolloutRow| -> Vec<u64> { own(row).map(|token| token.engine_step.get()).collect() };
+    let steps = |row: &RolloutRow| -> Vec<u64> {
+        own(row).map(|token| token.engine_step.expect("known").get()).collect()
+    };
     let is_bad = |row: &&RolloutRow| own(row).any(|token| token.logp_decode != token.logp_trainer);
     let high = |row: &RolloutRow| row.state_blocks.iter().any(|block| block.get() >= 43);
     // Every prompt is one chunk: it is stored in the step of the first token.

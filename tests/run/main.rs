@@ -18,8 +18,7 @@ const SCORE_ONLY: &str = "trainer.update=none";
 
 /// Both sides' fingerprint of a step's weights: equal, and the same for all its rollouts.
 fn weights(rollouts: &[RolloutRow]) -> u64 {
-    let both =
-        rollouts.iter().flat_map(|row| [Some(row.engine_fingerprint), row.trainer_fingerprint]);
+    let both = rollouts.iter().flat_map(|row| [row.engine_fingerprint, row.trainer_fingerprint]);
     let found: BTreeSet<Option<u64>> = both.collect();
     assert_eq!(found.len(), 1, "{found:?}");
     found.into_iter().flatten().next().expect("both sides have one")

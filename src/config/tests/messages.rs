@@ -76,9 +76,36 @@ const FILES: &[Broken] = &[
     Under("[task]\noperators = \"+/\""),
     Under("[task]\nkind = \"jsonl\"\npath = \"q\"\nreward = \"regex\"\nreward_pattern = \"(\""),
     // Not in this build.
-    Under("[engine]\nkind = \"vllm\""),
     Under("[engine]\nreplicas = 2"),
     Under("[trainer]\nranks = 4"),
+    // Servers.
+    Under("[engine]\nkind = \"vllm\""),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"https://x:1\""),
+    Under("[engine]\nkind = \"vllm\"\nurl = [\"http://x:1\", \"http://x:1\"]"),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"http://x:1\""),
+    Under("[engine]\nurl = \"http://x:1\""),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nstate_index_bits = 32"),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nmax_num_seqs = 4"),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nargs = \"--max-num-seqs 4\""),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nlaunch.restarts = 4"),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nlaunch.command = \"a 'b\""),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nlaunch.command = \"a {engine.bits}\""),
+    Under(
+        "[engine]\nkind = \"vllm\"\nurl = \"http://x\"\n\
+         launch.command = \"a {engine.num_gpu_blocks_override}\"",
+    ),
+    Under(
+        "[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nlogprobs_mode = \"processed_logprobs\"\n\
+         [rollout]\ntemperature = 0.5\n[trainer]\nupdate = \"none\"\n[check]\nlegs = [\"prefill\"]",
+    ),
+    Under("[engine]\nargs = \"--max-num-sequences 4\""),
+    Under("[engine]\nargs = \"--tensor-parallel-size 4\""),
+    Under("[engine]\nargs = \"--max-num-seqs\""),
+    Under("[engine]\nargs = \"--max-num-seqs --enforce-eager\""),
+    Under("[engine]\nargs = \"--max-num-seqs 0\""),
+    Under("[engine]\nargs = \"--no-enforce-eager=1\""),
+    Under("[engine]\nmax_num_seqs = 8\nargs = \"--max-num-seqs 4\""),
+    Under("[engine]\nargs = \"--max-num-seqs 4 --max-num-seqs=5\""),
     // Impossible together.
     Under("path = \"models/x\""),
     Under("[rollout]\nrollouts_per_prompt = 1"),

@@ -36,6 +36,15 @@ fn every_key_loads_with_its_default_and_only_then_changes_nothing() {
     }
 }
 
+const VLLM: &[&str] = &["engine.kind=vllm", "trainer.update=none"];
+const VLLM_AT: &[&str] = &["engine.kind=vllm", "trainer.update=none", "engine.url=http://x"];
+const VLLM_LAUNCHED: &[&str] = &[
+    "engine.kind=vllm",
+    "trainer.update=none",
+    "engine.url=http://x",
+    "engine.launch.command=serve",
+];
+
 /// Another value than the default (or the example) for every key that has one, and what else must
 /// be set for it to mean anything.
 const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
@@ -45,6 +54,20 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("model.path", "other", &[]),
     ("model.preset", "jamba-3b-shape", &[]),
     ("model.dtype", "bf16", &[]),
+    ("engine.kind", "vllm", &["engine.url=http://x", "trainer.update=none"]),
+    ("engine.url", "[\"http://a:1\", \"http://b:1\"]", VLLM),
+    ("engine.served_model_name", "other", VLLM_AT),
+    ("engine.max_concurrent_requests", "3", VLLM_AT),
+    ("engine.request_timeout_s", "3", VLLM_AT),
+    ("engine.retry_for_s", "3", VLLM_AT),
+    ("engine.request_seeds", "true", VLLM_AT),
+    ("engine.check_contract", "false", VLLM_AT),
+    ("engine.sync_folder", "other", VLLM_AT),
+    ("engine.args", "--gpu-memory-utilization 0.3", &[]),
+    ("engine.launch.command", "other {port}", VLLM_AT),
+    ("engine.launch.shell", "true", VLLM_LAUNCHED),
+    ("engine.launch.ready_timeout_s", "3", VLLM_LAUNCHED),
+    ("engine.launch.restarts", "3", VLLM_LAUNCHED),
     ("engine.device", "\"cuda\"", &[]),
     ("engine.device_memory", "1GiB", &[]),
     ("engine.gpu_memory_utilization", "0.5", &[]),
@@ -110,6 +133,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("trainer.warm_start.learning_rate", "0.1", &[]),
     ("check.legs", "[\"reference\"]", &[]),
     ("check.thresholds", "slime", &[]),
+    ("check.floor", "0.5", &[]),
     ("check.evidence", "true", &[]),
     ("check.greedy_eval_prompts", "64", &[]),
     ("checkpoint.every", "3", &[]),
@@ -135,8 +159,9 @@ fn every_key_reaches_the_config() {
             key.if_absent;
         let with = |value: &str| {
             let model = if *name == "model.path" { "seed=0" } else { "model.preset=tiny-jamba" };
-            // `task.kind` is tried with a path, which only one of its values takes.
-            let companions = if value == "\"arithmetic\"" { &[] } else { *companions };
+            // Keys that only one of its values takes go beside that one.
+            let plain = ["\"arithmetic\"", "\"embedded\""].contains(&value);
+            let companions = if plain { &[] } else { *companions };
             let assignment = format!("{name}={value}");
             let overrides = [&["name=x", model][..], companions, &[&assignment]].concat();
             config("", &overrides)

@@ -18,7 +18,8 @@ pub(super) fn gate_weights<'a>(evidence: &Evidence<'a>, rest: &[Case<'a>]) -> Op
         let done = &case.rollout.completion;
         looked.agree(Column::Decode, Column::Prefill) == Some(true)
             && looked.agree(Column::Prefill, Column::Trainer) == Some(false)
-            && case.rollout.trainer_fingerprint == Some(done.engine_fingerprint)
+            && done.engine_fingerprint.is_some()
+            && case.rollout.trainer_fingerprint == done.engine_fingerprint
     };
     let cases: Vec<Case> = rest.iter().filter(of_meaning).copied().collect();
     let (mut parts, mut sums, mut seen) = (BTreeSet::new(), LayerRoutes::default(), 0);
@@ -119,7 +120,7 @@ mod tests {
     fn other_weights_or_another_request_that_parts_elsewhere_are_no_gates() {
         let mut stale = scene(PartKind::Moe, Some(RENORMALISED));
         for record in &mut stale.records {
-            record.completion.engine_fingerprint = 5;
+            record.completion.engine_fingerprint = Some(5);
         }
         stale.check(&[WeightsNotSynced]);
         let mut unknown = scene(PartKind::Moe, Some(RENORMALISED));

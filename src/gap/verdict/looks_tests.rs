@@ -349,7 +349,7 @@ fn k11_weights_that_did_not_arrive_are_named_by_version() {
     };
     let mut records = scene.records;
     for record in &mut records {
-        record.completion.engine_fingerprint = 5;
+        record.completion.engine_fingerprint = Some(5);
         record.completion.weight_version = WeightVersion::new(3);
     }
     let found = judged(&records);

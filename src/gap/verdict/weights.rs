@@ -19,7 +19,7 @@ pub(super) fn weights_not_synced<'a>(
         return None;
     }
     let fingerprints = |case: &Case| {
-        let engine = case.rollout.completion.engine_fingerprint;
+        let engine = case.rollout.completion.engine_fingerprint?;
         case.rollout.trainer_fingerprint.filter(|&trainer| trainer != engine).map(|t| (engine, t))
     };
     let consistent = |case: &&Case<'a>| {

@@ -139,6 +139,7 @@ fn plural(n: u64, noun: &str) -> String {
 }
 
 fn figures(summary: &Summary) -> String {
+    let counted = |n: Option<u64>| n.map_or("\u{2013}".to_owned(), count);
     let rewards = [summary.reward_mean_first, summary.reward_mean_last].map(optional).join(" → ");
     let rows = [
         ("largest gap, nats", optional(summary.gap_max)),
@@ -146,9 +147,9 @@ fn figures(summary: &Summary) -> String {
         ("floor, nats", optional(summary.floor)),
         ("bit-equal tokens", summary.frac_bitwise_equal.map_or("–".to_owned(), percent)),
         ("reward, first → last tenth", rewards),
-        ("blocks", count(summary.num_blocks)),
+        ("blocks", counted(summary.num_blocks)),
         ("laps of the pool", optional(summary.laps)),
-        ("preemptions", count(summary.preemptions)),
+        ("preemptions", counted(summary.preemptions)),
     ];
     let mut html = String::from("<dl>\n");
     for (name, value) in rows {

@@ -27,7 +27,8 @@ pub struct RolloutRow {
     /// `embedded`, or the name of the server that sampled.
     pub engine: String,
     pub weight_version: WeightVersion,
-    pub engine_fingerprint: u64,
+    /// A null where the engine does not say.
+    pub engine_fingerprint: Option<u64>,
     pub trainer_fingerprint: Option<u64>,
     /// One a Mamba group, as are the next two.
     pub state_blocks: Vec<BlockId>,
@@ -35,8 +36,9 @@ pub struct RolloutRow {
     /// A null is a block that nobody had before.
     pub state_block_previous_owners: Vec<Option<RequestId>>,
     pub attn_blocks: Vec<BlockId>,
-    pub preemptions: u32,
-    pub cached_tokens: u32,
+    /// This and the next are nulls where the engine keeps no record of its own.
+    pub preemptions: Option<u32>,
+    pub cached_tokens: Option<u32>,
     /// The blocks that hold them: group after group, each in the order of their tokens.
     pub cached_blocks: Vec<BlockId>,
     /// Tokens of the prefix up to each block's end.
@@ -71,15 +73,15 @@ pub fn read_rollouts(path: &Path) -> Result<Vec<RolloutRow>, ReportError> {
     table.required("top_k", rows, |row, v| row.top_k = v)?;
     table.required("engine", rows, |row, v| row.engine = v)?;
     table.required("weight_version", rows, |row, v| row.weight_version = v)?;
-    table.required("engine_fingerprint", rows, |row, v| row.engine_fingerprint = v)?;
+    table.optional("engine_fingerprint", rows, |row, v| row.engine_fingerprint = v)?;
     table.optional("trainer_fingerprint", rows, |row, v| row.trainer_fingerprint = v)?;
     table.full_list("state_blocks", rows, |row, v| row.state_blocks = v)?;
     table.full_list("state_block_generations", rows, |row, v| row.state_block_generations = v)?;
     table
         .list("state_block_previous_owners", rows, |row, v| row.state_block_previous_owners = v)?;
     table.full_list("attn_blocks", rows, |row, v| row.attn_blocks = v)?;
-    table.required("preemptions", rows, |row, v| row.preemptions = v)?;
-    table.required("cached_tokens", rows, |row, v| row.cached_tokens = v)?;
+    table.optional("preemptions", rows, |row, v| row.preemptions = v)?;
+    table.optional("cached_tokens", rows, |row, v| row.cached_tokens = v)?;
     table.full_list("cached_blocks", rows, |row, v| row.cached_blocks = v)?;
     table.full_list("cached_block_tokens", rows, |row, v| row.cached_block_tokens = v)?;
     table.full_list("cached_block_filled_by", rows, |row, v| row.cached_block_filled_by = v)?;
@@ -108,14 +110,14 @@ fn columns(rows: &[RolloutRow]) -> Vec<Column> {
         required("top_k", rows, |row| row.top_k),
         required("engine", rows, |row| row.engine.clone()),
         required("weight_version", rows, |row| row.weight_version),
-        required("engine_fingerprint", rows, |row| row.engine_fingerprint),
+        optional("engine_fingerprint", rows, |row| row.engine_fingerprint),
         optional("trainer_fingerprint", rows, |row| row.trainer_fingerprint),
         full_list("state_blocks", rows, |row| &row.state_blocks),
         full_list("state_block_generations", rows, |row| &row.state_block_generations),
         list("state_block_previous_owners", rows, |row| row.state_block_previous_owners.clone()),
         full_list("attn_blocks", rows, |row| &row.attn_blocks),
-        required("preemptions", rows, |row| row.preemptions),
-        required("cached_tokens", rows, |row| row.cached_tokens),
+        optional("preemptions", rows, |row| row.preemptions),
+        optional("cached_tokens", rows, |row| row.cached_tokens),
         full_list("cached_blocks", rows, |row| &row.cached_blocks),
         full_list("cached_block_tokens", rows, |row| &row.cached_block_tokens),
         full_list("cached_block_filled_by", rows, |row| &row.cached_block_filled_by),
@@ -128,6 +130,7 @@ impl RolloutRow {
         let completion = &rollout.completion;
         let blocks = completion.state_blocks();
         let cached = completion.cached_blocks();
+        let says = !completion.lives.is_empty();
         Self {
             request: completion.id,
             prompt_token_ids: completion.prompt.clone(),
@@ -149,8 +152,8 @@ impl RolloutRow {
             state_block_generations: blocks.iter().map(|block| block.generation).collect(),
             state_block_previous_owners: blocks.iter().map(|block| block.previous_owner).collect(),
             attn_blocks: completion.attn_blocks().to_vec(),
-            preemptions: completion.preemptions,
-            cached_tokens: completion.cached_tokens,
+            preemptions: says.then_some(completion.preemptions),
+            cached_tokens: says.then_some(completion.cached_tokens),
             cached_blocks: cached.iter().map(|one| one.block).collect(),
             cached_block_tokens: cached.iter().map(|one| one.tokens).collect(),
             cached_block_filled_by: cached.iter().map(|one| one.filled_by).collect(),

@@ -22,18 +22,19 @@ pub struct TokenRow {
     pub logp_prefill: Option<LogProb>,
     pub logp_trainer: Option<LogProb>,
     pub logp_reference: Option<LogProb>,
-    /// The forward pass that sampled it.
-    pub engine_step: EngineStep,
+    /// The forward pass that sampled it. This and what follows is a null where the engine keeps no
+    /// record of its own.
+    pub engine_step: Option<EngineStep>,
     /// The kernels of that pass: `prefill` or `decode`.
-    pub phase: String,
+    pub phase: Option<String>,
     /// Tokens of the request in that pass, and before it.
-    pub scheduled_tokens: u32,
-    pub computed_tokens: u32,
+    pub scheduled_tokens: Option<u32>,
+    pub computed_tokens: Option<u32>,
     /// Where the request stood in that pass's batch.
-    pub batch_row: u32,
-    pub batch_rows: u32,
+    pub batch_row: Option<u32>,
+    pub batch_rows: Option<u32>,
     /// Idle rows beside them, up to a captured batch size.
-    pub padding_rows: u32,
+    pub padding_rows: Option<u32>,
 }
 
 /// Writes the sampled tokens of one step's rollouts, atomically.
@@ -54,13 +55,13 @@ pub fn read_tokens(path: &Path) -> Result<Vec<TokenRow>, ReportError> {
     table.optional("logp_prefill", rows, |row, v| row.logp_prefill = v)?;
     table.optional("logp_trainer", rows, |row, v| row.logp_trainer = v)?;
     table.optional("logp_reference", rows, |row, v| row.logp_reference = v)?;
-    table.required("engine_step", rows, |row, v| row.engine_step = v)?;
-    table.required("phase", rows, |row, v| row.phase = v)?;
-    table.required("scheduled_tokens", rows, |row, v| row.scheduled_tokens = v)?;
-    table.required("computed_tokens", rows, |row, v| row.computed_tokens = v)?;
-    table.required("batch_row", rows, |row, v| row.batch_row = v)?;
-    table.required("batch_rows", rows, |row, v| row.batch_rows = v)?;
-    table.required("padding_rows", rows, |row, v| row.padding_rows = v)?;
+    table.optional("engine_step", rows, |row, v| row.engine_step = v)?;
+    table.optional("phase", rows, |row, v| row.phase = v)?;
+    table.optional("scheduled_tokens", rows, |row, v| row.scheduled_tokens = v)?;
+    table.optional("computed_tokens", rows, |row, v| row.computed_tokens = v)?;
+    table.optional("batch_row", rows, |row, v| row.batch_row = v)?;
+    table.optional("batch_rows", rows, |row, v| row.batch_rows = v)?;
+    table.optional("padding_rows", rows, |row, v| row.padding_rows = v)?;
     Ok(rows.to_vec())
 }
 
@@ -74,13 +75,13 @@ fn columns(rows: &[TokenRow]) -> Vec<Column> {
         optional("logp_prefill", rows, |row| row.logp_prefill),
         optional("logp_trainer", rows, |row| row.logp_trainer),
         optional("logp_reference", rows, |row| row.logp_reference),
-        required("engine_step", rows, |row| row.engine_step),
-        required("phase", rows, |row| row.phase.clone()),
-        required("scheduled_tokens", rows, |row| row.scheduled_tokens),
-        required("computed_tokens", rows, |row| row.computed_tokens),
-        required("batch_row", rows, |row| row.batch_row),
-        required("batch_rows", rows, |row| row.batch_rows),
-        required("padding_rows", rows, |row| row.padding_rows),
+        optional("engine_step", rows, |row| row.engine_step),
+        optional("phase", rows, |row| row.phase.clone()),
+        optional("scheduled_tokens", rows, |row| row.scheduled_tokens),
+        optional("computed_tokens", rows, |row| row.computed_tokens),
+        optional("batch_row", rows, |row| row.batch_row),
+        optional("batch_rows", rows, |row| row.batch_rows),
+        optional("padding_rows", rows, |row| row.padding_rows),
     ]
 }
 
@@ -91,6 +92,7 @@ fn token_rows(rollout: &Rollout) -> impl Iterator<Item = TokenRow> + '_ {
     for leg in [&rollout.prefill, &rollout.trainer, &rollout.reference].into_iter().flatten() {
         assert_eq!(leg.len(), len, "one logprob a token of {}", completion.id);
     }
+    let says = !completion.lives.is_empty();
     completion.tokens.iter().enumerate().map(move |(i, sampled)| TokenRow {
         request: completion.id,
         position: position(completion.prompt.len() + i),
@@ -100,13 +102,13 @@ fn token_rows(rollout: &Rollout) -> impl Iterator<Item = TokenRow> + '_ {
         logp_prefill: of_leg(&rollout.prefill, i),
         logp_trainer: of_leg(&rollout.trainer, i),
         logp_reference: of_leg(&rollout.reference, i),
-        engine_step: sampled.engine_step,
-        phase: sampled.phase.name().to_owned(),
-        scheduled_tokens: sampled.scheduled_tokens,
-        computed_tokens: sampled.computed_tokens,
-        batch_row: sampled.batch_row,
-        batch_rows: sampled.batch_rows,
-        padding_rows: sampled.padding_rows,
+        engine_step: says.then_some(sampled.engine_step),
+        phase: says.then(|| sampled.phase.name().to_owned()),
+        scheduled_tokens: says.then_some(sampled.scheduled_tokens),
+        computed_tokens: says.then_some(sampled.computed_tokens),
+        batch_row: says.then_some(sampled.batch_row),
+        batch_rows: says.then_some(sampled.batch_rows),
+        padding_rows: says.then_some(sampled.padding_rows),
     })
 }
 

@@ -68,7 +68,7 @@ fn headlines() -> [Column; 16] {
 fn accounts() -> [Column; 14] {
     [
         ("num_blocks", |p| match (p.summary(), p.prediction()) {
-            (Some(summary), _) => text(summary.num_blocks),
+            (Some(summary), _) => text(summary.num_blocks?),
             (None, prediction) => text(prediction?.num_blocks),
         }),
         ("first_wrapped_block", |p| match (p.summary(), p.prediction()) {
@@ -77,16 +77,19 @@ fn accounts() -> [Column; 14] {
         }),
         ("blocks_per_step", |p| text(p.summary()?.blocks_per_step?)),
         ("laps", |p| text(p.summary()?.laps?)),
-        ("engine_steps", |p| text(p.summary()?.engine_steps)),
-        ("preemptions", |p| text(p.summary()?.preemptions)),
+        ("engine_steps", |p| text(p.summary()?.engine_steps?)),
+        ("preemptions", |p| text(p.summary()?.preemptions?)),
         ("tokens_per_engine_step", |p| text(p.summary()?.tokens_per_engine_step?)),
-        ("decoded_first_chunks", |p| text(p.summary()?.tally.decoded_first_chunks)),
-        ("stale_first_chunks", |p| text(p.summary()?.tally.stale_first_chunks)),
-        ("wrapped_requests", |p| text(p.summary()?.tally.wrapped_requests)),
+        ("decoded_first_chunks", |p| text(p.summary()?.tally.decoded_first_chunks?)),
+        ("stale_first_chunks", |p| text(p.summary()?.tally.stale_first_chunks?)),
+        ("wrapped_requests", |p| text(p.summary()?.tally.wrapped_requests?)),
         ("bad_requests", |p| text(p.summary()?.tally.bad_requests)),
         ("confident_wrong", |p| text(p.summary()?.tally.confident_wrong)),
         ("findings", |p| Some(findings(p))),
-        ("error", |p| text(p.error().or(p.predicted.error.as_deref())?)),
+        ("error", |p| {
+            let foretold = p.predicted.error.as_deref().filter(|_| p.summary().is_none());
+            text(p.error().or(foretold)?)
+        }),
     ]
 }
 

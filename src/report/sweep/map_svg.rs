@@ -98,7 +98,7 @@ fn labels(svg: &mut Svg, point: &SweepPoint, frame: &Frame, y: f64) {
     let baseline = frame.middle(y);
     frame.knobs.row(svg, baseline, point);
     let summary = point.summary();
-    let blocks = summary.map(|s| s.num_blocks).or(point.prediction().map(|p| p.num_blocks));
+    let blocks = summary.map_or(point.prediction().map(|p| p.num_blocks), |s| s.num_blocks);
     let laps = summary.map_or(point.prediction().map(|p| p.laps), |s| s.laps);
     for (x, text) in std::iter::zip(RIGHT, [blocks.map_or("–".to_owned(), count), optional(laps)])
     {

@@ -150,12 +150,12 @@ fn cells(point: &SweepPoint) -> [String; COLUMNS.len()] {
         optional(closed.map(|one| one.period)),
         optional(summary.and_then(|one| one.gap_max)),
         of(|one| Some(one.tally.bad_requests)),
-        of(|one| Some(one.num_blocks)),
+        of(|one| one.num_blocks),
         of(|one| one.first_wrapped_block),
         optional(summary.and_then(|one| one.blocks_per_step)),
         optional(summary.and_then(|one| one.laps)),
-        of(|one| Some(one.engine_steps)),
-        of(|one| Some(one.preemptions)),
+        of(|one| one.engine_steps),
+        of(|one| one.preemptions),
         csv::findings(point),
     ]
 }

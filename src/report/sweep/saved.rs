@@ -33,17 +33,17 @@ pub struct SavedSummary {
     pub frac_bitwise_equal: Option<f64>,
     #[serde(with = "optional")]
     pub floor: Option<f64>,
-    pub num_blocks: u64,
+    pub num_blocks: Option<u64>,
     pub state_stride: Option<u64>,
     pub first_wrapped_block: Option<u64>,
     #[serde(with = "optional")]
     pub blocks_per_step: Option<f64>,
     #[serde(with = "optional")]
     pub laps: Option<f64>,
-    pub engine_steps: u64,
+    pub engine_steps: Option<u64>,
     #[serde(with = "optional")]
     pub tokens_per_engine_step: Option<f64>,
-    pub preemptions: u64,
+    pub preemptions: Option<u64>,
     #[serde(flatten)]
     pub tally: Tally,
     pub findings: Vec<SavedFinding>,

@@ -10,10 +10,16 @@ use super::line::MARK;
 /// Numbers, with `None` for null; true and false are 1 and 0. NeMo-RL wraps a sample's list in a
 /// batch of one, which is taken off, and a bare number is a list of one.
 #[derive(Debug, Default)]
-pub(super) struct Column {
+pub(in crate::rollout) struct Column {
     pub(super) cells: Vec<Option<f64>>,
     /// Innermost lists.
     lists: usize,
+}
+
+impl Column {
+    pub(in crate::rollout) fn cells(&self) -> &[Option<f64>] {
+        &self.cells
+    }
 }
 
 impl<'de> Deserialize<'de> for Column {

@@ -24,7 +24,8 @@ pub enum ImportError {
     #[error(
         "{}, line {line}: no format of a dump with both sides' log-probabilities has these keys: \
          {keys:?}; NeMo-RL has generation_logprobs and prev_logprobs, prime-rl inference_logprobs \
-         and trainer_logprobs; pass --format if it is one of them", path.display()
+         and trainer_logprobs, a vLLM response choices, torchtitan turns; pass --format if it is \
+         one of them", path.display()
     )]
     UnknownFormat { path: PathBuf, line: u64, keys: Vec<String> },
     #[error("{}, line {line}: {problem}", path.display())]
@@ -43,6 +44,13 @@ pub enum RecordProblem {
     NotJson { column: usize, reason: String },
     #[error("not a JSON object; one record is one object")]
     NotAnObject,
+    #[error(
+        "sample {place} has no token ids; ask the server with return_token_ids, and give prompts \
+         as ids: text is not tokenised again"
+    )]
+    NoTokenIds { place: u32 },
+    #[error("sample {place} has no log-probabilities; ask the server with logprobs")]
+    NoLogProbs { place: u32 },
     #[error("no key {key:?}, which a {format} record has")]
     MissingKey { key: &'static str, format: &'static str },
     #[error(

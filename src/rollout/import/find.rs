@@ -59,7 +59,7 @@ fn source(path: PathBuf, format: Option<Format>, place: u64) -> Result<Source, I
     };
     let step = match (format, named_step(&path, format)) {
         (_, Some(step)) => step,
-        (Format::NemoRl, None) => place,
+        (Format::NemoRl | Format::Vllm | Format::Torchtitan, None) => place,
         (Format::PrimeRl, None) => {
             let raw = Raw::parse(content).map_err(|problem| at_line(&path, line, problem))?;
             raw.export_step.or(raw.step).unwrap_or(place)
@@ -73,6 +73,7 @@ fn named_step(path: &Path, format: Format) -> Option<u64> {
     match format {
         Format::NemoRl => between(path, "train_data_step", ".jsonl"),
         Format::PrimeRl => between(path.parent()?, "step_", ""),
+        Format::Vllm | Format::Torchtitan => None,
     }
 }
 

@@ -60,7 +60,7 @@ impl Lines {
 
 /// Python's json writes NaN, Infinity and -Infinity bare. Each becomes a string of the same length
 /// that [`MARK`] begins, so that columns in messages stay; strings are left alone.
-pub(super) fn quote_non_finite(line: &mut [u8]) {
+pub(in crate::rollout) fn quote_non_finite(line: &mut [u8]) {
     const WORDS: [(&[u8], &[u8]); 3] =
         [(b"NaN", b"\"\x7f\""), (b"Infinity", b"\"\x7f+inf \""), (b"-Infinity", b"\"\x7f-inf  \"")];
     let mut at = 0;

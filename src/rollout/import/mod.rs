@@ -1,4 +1,5 @@
-//! Records that other frameworks dumped, with both sides' log-probabilities of each token.
+//! Records that other frameworks dumped, with both sides' log-probabilities of each token, or with
+//! the engine's alone.
 //!
 //! A file is read a few lines at a time and nothing of it is kept, so that a dump may be larger
 //! than memory. What a dump holds in place of a log-probability is counted by kind and enters the
@@ -6,6 +7,7 @@
 
 mod column;
 mod contract;
+mod engine_side;
 mod error;
 mod find;
 mod line;
@@ -20,8 +22,10 @@ use std::thread::{self, JoinHandle};
 
 use rayon::prelude::*;
 
+pub(in crate::rollout) use column::Column;
 pub use error::{ImportError, RecordProblem};
 pub use find::{find, Found, Source};
+pub(in crate::rollout) use line::quote_non_finite;
 pub use record::Imported;
 pub use values::{Checks, SideChecks};
 
@@ -35,14 +39,28 @@ pub enum Format {
     NemoRl,
     /// `token_exports/step_{N}/rank_{R}.jsonl`.
     PrimeRl,
+    /// Responses of a vLLM server, one a line, alone or beside their requests.
+    Vllm,
+    /// `rollout_samples.jsonl`.
+    Torchtitan,
 }
 
 impl Format {
+    const ALL: [Self; 4] = [Self::NemoRl, Self::PrimeRl, Self::Vllm, Self::Torchtitan];
+
+    /// Whether a record holds the engine's side alone.
+    #[must_use]
+    pub const fn is_of_engine(self) -> bool {
+        matches!(self, Self::Vllm | Self::Torchtitan)
+    }
+
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::NemoRl => "nemo-rl",
             Self::PrimeRl => "prime-rl",
+            Self::Vllm => "vllm",
+            Self::Torchtitan => "torchtitan",
         }
     }
 }
@@ -51,8 +69,11 @@ impl FromStr for Format {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = [Self::NemoRl, Self::PrimeRl].into_iter().find(|format| format.name() == text);
-        known.ok_or_else(|| format!("no format is called {text:?}; nemo-rl and prime-rl are"))
+        let known = Self::ALL.into_iter().find(|format| format.name() == text);
+        known.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("no format is called {text:?}; there are {names}")
+        })
     }
 }
 
@@ -127,9 +148,16 @@ fn parse_batch(lines: &mut Lines, source: &Source, strict: bool) -> Batch {
             }
         }
     }
-    let parsed = batch.into_par_iter().map(|(content, line)| {
-        let record = Raw::parse(content).and_then(|raw| record::import(raw, source, line, strict));
-        record.map_err(|problem| at_line(&source.path, line, problem))
+    let parsed = batch.into_par_iter().flat_map_iter(|(content, line)| {
+        let records = match source.format.is_of_engine() {
+            true => engine_side::import(&content, source, line),
+            false => Raw::parse(content)
+                .and_then(|raw| Ok(vec![record::import(raw, source, line, strict)?])),
+        };
+        match records {
+            Ok(records) => records.into_iter().map(Ok).collect(),
+            Err(problem) => vec![Err(at_line(&source.path, line, problem))],
+        }
     });
     let mut parsed: Batch = parsed.collect();
     parsed.extend(broken);

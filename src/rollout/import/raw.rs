@@ -62,17 +62,21 @@ impl Raw {
 /// The format whose keys a record has, or its keys.
 pub(super) fn sniff(content: Vec<u8>) -> Result<Result<Format, Vec<String>>, RecordProblem> {
     let keys: BTreeMap<String, IgnoredAny> = parse(content)?;
-    let has = |names: [&str; 2]| names.iter().any(|name| keys.contains_key(*name));
-    Ok(if has(["generation_logprobs", "prev_logprobs"]) {
+    let has = |names: &[&str]| names.iter().any(|name| keys.contains_key(*name));
+    Ok(if has(&["choices", "response"]) {
+        Ok(Format::Vllm)
+    } else if has(&["turns"]) {
+        Ok(Format::Torchtitan)
+    } else if has(&["generation_logprobs", "prev_logprobs"]) {
         Ok(Format::NemoRl)
-    } else if has(["inference_logprobs", "trainer_logprobs"]) {
+    } else if has(&["inference_logprobs", "trainer_logprobs"]) {
         Ok(Format::PrimeRl)
     } else {
         Err(keys.into_keys().collect())
     })
 }
 
-fn parse<T: DeserializeOwned>(mut content: Vec<u8>) -> Result<T, RecordProblem> {
+pub(super) fn parse<T: DeserializeOwned>(mut content: Vec<u8>) -> Result<T, RecordProblem> {
     quote_non_finite(&mut content);
     let is_object = content.trim_ascii_start().starts_with(b"{");
     if !is_object && serde_json::from_slice::<IgnoredAny>(&content).is_ok() {

@@ -5,8 +5,8 @@ use super::contract::contracts;
 use super::raw::Raw;
 use super::values::{Checks, SideChecks};
 use super::{Format, RecordProblem, Source};
-use crate::base::{Contract, EngineStep, LogProb, RequestId, TokenId, WeightVersion};
-use crate::engine::{Completion, FinishReason, Phase, SampledToken};
+use crate::base::{Contract, LogProb, RequestId, TokenId, WeightVersion};
+use crate::engine::{Completion, FinishReason, SampledToken};
 use crate::rollout::routes::{routes, Captures};
 use crate::rollout::{Rollout, Routes, TokenRoutes};
 
@@ -51,6 +51,7 @@ pub(super) fn import(
     let mut parts = match source.format {
         Format::NemoRl => nemo_rl(&mut raw, source, line)?,
         Format::PrimeRl => prime_rl(&mut raw, source, line)?,
+        Format::Vllm | Format::Torchtitan => unreachable!("records of an engine are read apart"),
     };
     same_ids(&parts)?;
     same_lengths(&parts)?;
@@ -207,11 +208,13 @@ fn rollout(parts: Parts, contracts: [Contract; 2], line: u64) -> Imported {
     let completion = Completion {
         id,
         prompt: token_ids[..start].to_vec(),
-        tokens: std::iter::zip(&token_ids[start..end], infer).map(sampled).collect(),
+        tokens: std::iter::zip(&token_ids[start..end], infer)
+            .map(|(&token, logp)| SampledToken::alone(token, logp))
+            .collect(),
         finish_reason: FinishReason::Length,
         contract,
         weight_version: WeightVersion::new(0),
-        engine_fingerprint: 0,
+        engine_fingerprint: None,
         lives: Vec::new(),
         preemptions: 0,
         cached_tokens: 0,
@@ -229,21 +232,6 @@ fn rollout(parts: Parts, contracts: [Contract; 2], line: u64) -> Imported {
         trainer_fingerprint: None,
     };
     Imported { rollout, trainer_contract, routes: [None, None], line, checks }
-}
-
-/// A token of which nothing is known but its log-probability.
-fn sampled((&token, logp): (&TokenId, LogProb)) -> SampledToken {
-    SampledToken {
-        token,
-        logp,
-        engine_step: EngineStep::new(0),
-        phase: Phase::Decode,
-        scheduled_tokens: 0,
-        computed_tokens: 0,
-        batch_row: 0,
-        batch_rows: 0,
-        padding_rows: 0,
-    }
 }
 
 fn needed(

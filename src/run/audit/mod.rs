@@ -34,7 +34,7 @@ const FOREIGN_FLOOR: f64 = 1.0;
 pub struct Audit<'a> {
     /// Files and folders of dumps, and run folders.
     pub rollouts: &'a [PathBuf],
-    /// `nemo-rl`, `prime-rl` or `native`; found out where it is absent.
+    /// `nemo-rl`, `prime-rl`, `vllm`, `torchtitan` or `native`; found out where it is absent.
     pub format: Option<&'a str>,
     pub fail_on: &'a [FailOn],
     /// Compares two sides whose temperature, filters or mode differ all the same.
@@ -69,6 +69,7 @@ pub fn audit(asked: &Audit) -> Result<Audited> {
         bail!("--floor {floor} is not a finite number of nats from 0 on");
     }
     let Inputs { inputs, notes } = inputs(asked)?;
+    one_sided(&inputs, asked.model.is_some())?;
     let strict = !asked.allow_unlike;
     let mut model = asked.model.map(|config| Model::open(config, &inputs, strict)).transpose()?;
     let mut log = asked.out.map(create).transpose()?;
@@ -95,6 +96,23 @@ pub fn audit(asked: &Audit) -> Result<Audited> {
         write_json(&out.join("audit.json"), &report)?;
     }
     Ok(Audited { text: text::text(&report), watch })
+}
+
+/// Records of the engine alone are compared with a model's.
+fn one_sided(inputs: &[Input], has_model: bool) -> Result<()> {
+    let alone = inputs.iter().find_map(|input| match input {
+        Input::Dump(source) if source.format.is_of_engine() => Some(source),
+        _ => None,
+    });
+    if let Some(Source { path, format, .. }) = alone.filter(|_| !has_model) {
+        bail!(
+            "{} holds the engine's log-probabilities alone, as {} writes them: pass --model DIR, \
+             the model that it sampled from",
+            path.display(),
+            format.name()
+        );
+    }
+    Ok(())
 }
 
 /// `audit.json`.

@@ -119,13 +119,16 @@ fn completion(row: &RolloutRow, tokens: &[TokenRow], decode: &[LogProb]) -> Resu
     let sampled = |(token, &logp): (&TokenRow, &LogProb)| SampledToken {
         token: token.token_id,
         logp,
-        engine_step: token.engine_step,
-        phase: if token.phase == Phase::Prefill.name() { Phase::Prefill } else { Phase::Decode },
-        scheduled_tokens: token.scheduled_tokens,
-        computed_tokens: token.computed_tokens,
-        batch_row: token.batch_row,
-        batch_rows: token.batch_rows,
-        padding_rows: token.padding_rows,
+        engine_step: token.engine_step.unwrap_or_default(),
+        phase: match token.phase.as_deref() {
+            Some(phase) if phase == Phase::Prefill.name() => Phase::Prefill,
+            _ => Phase::Decode,
+        },
+        scheduled_tokens: token.scheduled_tokens.unwrap_or(0),
+        computed_tokens: token.computed_tokens.unwrap_or(0),
+        batch_row: token.batch_row.unwrap_or(0),
+        batch_rows: token.batch_rows.unwrap_or(0),
+        padding_rows: token.padding_rows.unwrap_or(0),
     };
     let stopped = row.finish_reason == FinishReason::Stop.name();
     Ok(Completion {
@@ -144,7 +147,7 @@ fn completion(row: &RolloutRow, tokens: &[TokenRow], decode: &[LogProb]) -> Resu
         engine_fingerprint: row.engine_fingerprint,
         // The columns do not keep a request's lives apart; its run's own findings rest on them.
         lives: Vec::new(),
-        preemptions: row.preemptions,
-        cached_tokens: row.cached_tokens,
+        preemptions: row.preemptions.unwrap_or(0),
+        cached_tokens: row.cached_tokens.unwrap_or(0),
     })
 }

@@ -77,6 +77,27 @@ impl<'a> Rescored<'a> {
         Self { model, floor, sides: None, requests: Vec::new(), routes }
     }
 
+    /// The model's own scores, under what each record states, where it holds the engine's alone.
+    pub(super) fn fill_trainer(&self, records: &mut [Record]) -> Result<()> {
+        for alike in records.chunk_by_mut(|a, b| a.trainer_contract == b.trainer_contract) {
+            let contract = alike[0].trainer_contract;
+            let one_sided = |record: &&mut Record| record.rollout.trainer.is_none();
+            let mut one_sided: Vec<&mut Record> = alike.iter_mut().filter(one_sided).collect();
+            let sequences = one_sided.iter().filter_map(|record| record.sequence());
+            let sequences: Vec<Sequence> = sequences.collect();
+            let mut scores = self.model.trainer.score(&sequences, &contract)?.into_iter();
+            for record in &mut one_sided {
+                let scores = record.sequence().and_then(|_| scores.next());
+                let scores = scores.map(|one| one.contract).unwrap_or_default();
+                // The first token of a text is not predicted.
+                let skipped = record.rollout.completion.tokens.len() - scores.len();
+                let side = std::iter::repeat_n(None, skipped).chain(scores.into_iter().map(Some));
+                record.rollout.trainer = Some(side.collect());
+            }
+        }
+        Ok(())
+    }
+
     /// Adds records, each with the largest |d| between its two sides.
     pub(super) fn add(&mut self, records: &mut [Record], between: &[Option<f64>]) -> Result<()> {
         self.model.meter.add(records.iter().map(|record| record.len() as u64).sum());

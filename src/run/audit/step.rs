@@ -146,6 +146,9 @@ impl<'a> StepAudit<'a> {
 
     fn measure_waiting(&mut self) -> Result<()> {
         let mut records = std::mem::take(&mut self.waiting);
+        if let Some(rescored) = &self.rescored {
+            rescored.fill_trainer(&mut records)?;
+        }
         let gaps: Vec<Option<f64>> =
             records.iter().map(|record| self.measure(record)).collect::<Result<_>>()?;
         if let Some(rescored) = &mut self.rescored {

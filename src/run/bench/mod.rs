@@ -83,6 +83,10 @@ struct Measured {
 
 fn measured(config: &Config) -> Result<Measured> {
     ensure!(
+        config.engine.servers.is_none(),
+        "bench times what is in this binary: set engine.kind = \"embedded\""
+    );
+    ensure!(
         config.steps >= 2,
         "bench warms up with the first step and times the others: steps = {} leaves none",
         config.steps

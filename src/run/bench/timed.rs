@@ -91,7 +91,7 @@ impl Timed {
         work: &Work,
         step: Step,
     ) -> Result<Self> {
-        let device = session.engine.runner().device().clone();
+        let device = session.engine().runner().device().clone();
         let trains = session.config.trainer.update == Update::Adamw;
         let (mut parts, mut engine, mut clock) = (Parts::default(), Vec::new(), recorder.clock());
         let mut watch = Stopwatch::start();

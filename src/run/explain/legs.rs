@@ -26,8 +26,8 @@ impl Streams {
         let whole = sequence(rollout);
         Ok(Self {
             decode: decoded(trace, rollout.completion.id),
-            prefill: streams::prefill(&session.engine, &whole),
-            forced: streams::forced_decode(&session.engine, &whole),
+            prefill: streams::prefill(session.engine(), &whole),
+            forced: streams::forced_decode(session.engine(), &whole),
             trainer: streams::trainer(&session.trainer, &whole)?,
         })
     }

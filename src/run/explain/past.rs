@@ -33,7 +33,7 @@ impl Past {
     pub(super) fn keep(&mut self, session: &Session, rollouts: &[Rollout]) {
         let done = rollouts.iter().map(|rollout| &rollout.completion);
         self.owners.extend(done.map(|done| (done.id, spans(done))));
-        let pool = session.engine.pool();
+        let pool = session.engine().pool();
         let owners: std::collections::HashSet<RequestId> = (0..pool.num_blocks())
             .filter_map(|block| pool.record(BlockId::new(block)).previous_owner)
             .collect();

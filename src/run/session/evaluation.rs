@@ -22,24 +22,13 @@ impl Session {
     /// their logits: how confident the model is. In an engine of its own.
     pub fn evaluate(&self, prompts: u32) -> Result<Evaluation> {
         let contract = Contract { temperature: 0.0, ..Contract::PLAIN };
-        // Room for every prompt at once, and no more: the run's own pool is still there.
-        let layout = self.engine.layout();
-        let room = 1 + u64::from(prompts) * layout.blocks_for(layout.max_model_len);
-        let mut engine = Engine::with_blocks(
-            &self.device,
-            self.plan.clone(),
-            self.num,
-            self.config.engine.clone(),
-            contract,
-            self.config.seed,
-            u32::try_from(room).unwrap_or(u32::MAX).min(self.engine.pool().num_blocks()),
-        )?;
-        let weights = self.trainer.hand_over()?;
-        engine.load(weights.version, weights.units)?;
         let problems = self.task.problems(Draw::Evaluation, Step::new(0), prompts)?;
         let eos = &self.plan.config.eos_token_ids;
         let asked = requests(&self.config.rollout, eos, Step::new(0), &problems, 1);
-        let done = engine.generate(asked)?;
+        let done = match self.source.embedded() {
+            Some(engine) => self.evaluation_engine(engine, contract, prompts)?.generate(asked)?,
+            None => self.complete_by_servers(&contract, asked)?,
+        };
         let rollouts = self.rollouts(&problems, done, 1)?;
         let sequences: Vec<Sequence> = rollouts.iter().map(sequence).collect();
         let logits = self.trainer.inspect(&sequences)?.into_iter().flat_map(|one| one.logits);
@@ -50,5 +39,23 @@ impl Session {
             greedy_reward_mean: gap::stats::mean(&rewards),
             logits_std: gap::stats::std(&logits),
         })
+    }
+
+    /// With room for every prompt at once, and no more: the run's own pool is still there.
+    fn evaluation_engine(&self, own: &Engine, contract: Contract, prompts: u32) -> Result<Engine> {
+        let layout = own.layout();
+        let room = 1 + u64::from(prompts) * layout.blocks_for(layout.max_model_len);
+        let mut engine = Engine::with_blocks(
+            &self.device,
+            self.plan.clone(),
+            self.num,
+            self.config.engine.clone(),
+            contract,
+            self.config.seed,
+            u32::try_from(room).unwrap_or(u32::MAX).min(own.pool().num_blocks()),
+        )?;
+        let weights = self.trainer.hand_over()?;
+        engine.load(weights.version, weights.units)?;
+        Ok(engine)
     }
 }

@@ -12,10 +12,10 @@ use anyhow::Result;
 use super::Session;
 use crate::base::{LogProb, Noise, Position, RequestId, Step, TokenId};
 use crate::config::{Arithmetic, Config, Thresholds, Update};
-use crate::engine::{Feed, Layout, Phase, Scratch};
+use crate::engine::{Engine, Feed, Layout, Phase, Scratch};
 use crate::gap::{Alarm, Floor};
 use crate::ops::sampling::{sample_rows, Noises};
-use crate::rollout::Draw;
+use crate::rollout::{Draw, Source};
 
 /// Steps of a run that learns from one measurement to the next.
 const MEASURED_EVERY: u64 = 10;
@@ -31,8 +31,15 @@ impl Session {
     pub(super) fn refresh_floor(&mut self, step: Step) -> Result<()> {
         let learns = self.config.trainer.update != Update::None;
         let due = self.floor.is_none() || learns && step.get() % MEASURED_EVERY == 1;
-        if self.num.arithmetic == Arithmetic::Fast && due {
-            self.floor = Some(self.measured_floor()?);
+        if self.config.check.floor.is_some() || !due {
+            return Ok(());
+        }
+        match &self.source {
+            Source::Embedded(engine) if self.num.arithmetic == Arithmetic::Fast => {
+                self.floor = Some(self.measured_floor(engine)?);
+            }
+            Source::Embedded(_) => {}
+            Source::Servers(_) => self.floor = Some(self.floor_of_servers(step)?),
         }
         Ok(())
     }
@@ -41,10 +48,11 @@ impl Session {
     /// numerics, and before a step has been compared.
     #[must_use]
     pub fn floor(&self, n_tokens: u64) -> f64 {
-        self.floor.unwrap_or(Floor::EXACT).of(n_tokens)
+        let stated = self.config.check.floor;
+        stated.unwrap_or_else(|| self.floor.unwrap_or(Floor::EXACT).of(n_tokens))
     }
 
-    fn measured_floor(&self) -> Result<Floor> {
+    fn measured_floor(&self, engine: &Engine) -> Result<Floor> {
         let len = (self.config.rollout.max_new_tokens as usize).min(LENGTH_MAX);
         let n = TOKENS.div_ceil(len).clamp(8, SEQUENCES_MAX);
         let problems = self.task.problems(Draw::Evaluation, Step::new(1), n as u32)?;
@@ -52,11 +60,12 @@ impl Session {
         let prompt_lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
         let room = self.config.engine.max_model_len as usize;
         let longest = prompt_lens.iter().max().copied().unwrap_or(0);
-        let decoded = self.sample_cold(&mut sequences, len.min(room.saturating_sub(longest)));
+        let decoded =
+            self.sample_cold(engine, &mut sequences, len.min(room.saturating_sub(longest)));
         let whole: Vec<(&[TokenId], usize)> =
             sequences.iter().map(Vec::as_slice).zip(prompt_lens).collect();
-        let alone = whole.iter().flat_map(|one| self.prefill_cold(&[*one]));
-        let packed = self.prefill_cold(&whole);
+        let alone = whole.iter().flat_map(|one| self.prefill_cold(engine, &[*one]));
+        let packed = self.prefill_cold(engine, &whole);
         let legs = decoded.into_iter().flatten().zip(alone.flatten());
         let spread = |((a, b), c): ((LogProb, LogProb), LogProb)| {
             let nats = [a, b, c].map(|leg| f64::from(leg.get()));
@@ -67,18 +76,23 @@ impl Session {
     }
 
     /// A pool of zeros with room for these sequences and no more.
-    fn cold(&self, sequences: usize, len: usize) -> Scratch {
+    fn cold(engine: &Engine, sequences: usize, len: usize) -> Scratch {
         let max_model_len = u32::try_from(len).expect("a sequence fits in max_model_len");
-        let layout = Layout { max_model_len, ..self.engine.layout().clone() };
-        Scratch::new(self.engine.runner().device(), &layout, sequences)
+        let layout = Layout { max_model_len, ..engine.layout().clone() };
+        Scratch::new(engine.runner().device(), &layout, sequences)
     }
 
     /// Goes on from each prompt by `len` tokens, one decode row a token; returns what the engine
     /// says of each.
-    fn sample_cold(&self, sequences: &mut [Vec<TokenId>], len: usize) -> Vec<Vec<LogProb>> {
-        let runner = self.engine.runner();
+    fn sample_cold(
+        &self,
+        engine: &Engine,
+        sequences: &mut [Vec<TokenId>],
+        len: usize,
+    ) -> Vec<Vec<LogProb>> {
+        let runner = engine.runner();
         let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-        let mut scratch = self.cold(sequences.len(), longest + len);
+        let mut scratch = Self::cold(engine, sequences.len(), longest + len);
         let noise = Noise::new(self.config.seed);
         let mut logps = vec![Vec::new(); sequences.len()];
         for at in 0..len {
@@ -112,12 +126,16 @@ impl Session {
     }
 
     /// One batch of whole prefills: each sequence's tokens from its prompt's end on.
-    fn prefill_cold(&self, sequences: &[(&[TokenId], usize)]) -> Vec<Vec<LogProb>> {
-        let runner = self.engine.runner();
+    fn prefill_cold(
+        &self,
+        engine: &Engine,
+        sequences: &[(&[TokenId], usize)],
+    ) -> Vec<Vec<LogProb>> {
+        let runner = engine.runner();
         let longest = sequences.iter().map(|(tokens, _)| tokens.len()).max().unwrap_or(0);
         let rows = sequences.iter().enumerate();
         let feeds: Vec<Feed<'_>> = rows.map(|(i, (tokens, _))| row(i, tokens, false)).collect();
-        let x_th = self.cold(sequences.len(), longest).feed(runner, &feeds, None);
+        let x_th = Self::cold(engine, sequences.len(), longest).feed(runner, &feeds, None);
         let mut end = 0;
         let score = |&(tokens, prompt_len): &(&[TokenId], usize)| {
             let first = end + prompt_len - 1;

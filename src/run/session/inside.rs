@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::{sequence, Session};
 use crate::base::Position;
 use crate::config::Arithmetic;
+use crate::engine::Engine;
 use crate::gap::{first_difference, LayerRoutes, Probe, RouteTally, StreamRow};
 use crate::model::{Part, PartKind};
 use crate::rollout::{LegLogProbs, Rollout, Routes};
@@ -22,6 +23,7 @@ impl Session {
         worst: &[usize],
         probes: &mut [Probe],
     ) -> Result<()> {
+        let Some(engine) = self.source.embedded() else { return Ok(()) };
         if self.config.engine.numerics != Arithmetic::Invariant {
             return Ok(());
         }
@@ -31,8 +33,8 @@ impl Session {
             let mut all = probes.iter_mut();
             let probe = all.find(|probe| probe.request == rollout.completion.id);
             let probe = probe.expect("the worst requests are probed");
-            let prefill = streams::prefill(&self.engine, &whole);
-            let decode = streams::forced_decode(&self.engine, &whole);
+            let prefill = streams::prefill(engine, &whole);
+            let decode = streams::forced_decode(engine, &whole);
             let trainer = streams::trainer(&self.trainer, &whole)?;
             let bad = |leg: &Option<LegLogProbs>| {
                 let index = first_unlike(rollout.prefill.as_ref()?, leg.as_ref()?)?;
@@ -43,7 +45,7 @@ impl Session {
             probe.prefill_trainer =
                 first_difference(&parts, &prefill, &trainer, bad(&probe.trainer_alone));
             if let Some(first) = probe.prefill_trainer {
-                probe.routes = self.routes(&whole, first.part, &prefill, &trainer)?;
+                probe.routes = self.routes(engine, &whole, first.part, &prefill, &trainer)?;
             }
         }
         Ok(())
@@ -53,6 +55,7 @@ impl Session {
     /// the same; `None` of a part without experts.
     fn routes(
         &self,
+        engine: &Engine,
         whole: &Sequence,
         part: Part,
         prefill: &[StreamRow],
@@ -63,7 +66,7 @@ impl Session {
         let at = parts.iter().position(|one| *one == part).expect("a part of the model");
         let nth = parts[..at].iter().filter(|one| one.kind == PartKind::Moe).count();
         let layer = part.layer.expect("experts are a layer's");
-        let engine = streams::prefill_routes(&self.engine, whole, (at, layer));
+        let engine = streams::prefill_routes(engine, whole, (at, layer));
         let theirs = streams::trainer_routes(&self.trainer, whole, nth)?;
         let same: Vec<bool> = zip(prefill, trainer)
             .map(|(one, other)| one.parts[..at] == other.parts[..at])

@@ -7,7 +7,9 @@ use anyhow::Result;
 use super::second_look::Looks;
 use super::Session;
 use crate::base::{RequestId, Step};
+use crate::engine::Engine;
 use crate::gap::{self, CaseFile, Finding, FirstDifference, Pairs};
+use crate::ops::pages::StateView;
 use crate::rollout::Rollout;
 
 /// What is known of a step beside its records.
@@ -33,7 +35,7 @@ impl Session {
         let evidence = gap::Evidence {
             shift: gap::shift(pairs.bad(floor), floor),
             tensors: &tensors,
-            state: self.engine.layout().layers.iter().find_map(|place| place.view.state()),
+            state: self.source.embedded().and_then(state_view),
             index_bits: known.index_bits,
             mode: known.looks.mode.as_ref(),
             layers: known.layers,
@@ -54,7 +56,12 @@ impl Session {
         rollouts: &mut [Rollout],
         which: &[usize],
     ) -> Result<()> {
-        self.score_prefill(rollouts, which);
+        self.score_prefill(rollouts, which)?;
         self.score_reference(rollouts, which)
     }
+}
+
+/// Where a block's recurrent state lies in the engine's pages.
+fn state_view(engine: &Engine) -> Option<StateView> {
+    engine.layout().layers.iter().find_map(|place| place.view.state())
 }

@@ -15,13 +15,17 @@ const UNASKED_PRODUCTS_MAX: u64 = 1_000_000_000_000;
 const OPENING_TOKENS: usize = 512;
 
 impl Session {
-    pub(super) fn score_prefill(&self, rollouts: &mut [Rollout], which: &[usize]) {
+    pub(super) fn score_prefill(&self, rollouts: &mut [Rollout], which: &[usize]) -> Result<()> {
+        let Some(engine) = self.source.embedded() else {
+            return self.score_prefill_by_servers(rollouts, which);
+        };
         let sequences: Vec<Sequence> = which.iter().map(|&i| sequence(&rollouts[i])).collect();
         let forced: Vec<_> =
             sequences.iter().map(|one| (one.tokens.as_slice(), one.prompt_len)).collect();
-        for (&index, scores) in which.iter().zip(self.engine.score_prefill(&forced)) {
+        for (&index, scores) in which.iter().zip(engine.score_prefill(&forced)) {
             rollouts[index].prefill = Some(leg(scores));
         }
+        Ok(())
     }
 
     /// The reference knows temperature and no filters; a contract with filters has no such leg.

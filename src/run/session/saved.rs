@@ -4,23 +4,26 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::Session;
-use crate::config::Config;
-use crate::engine::SchedulerSnapshot;
+use crate::config::{Config, Update};
+use crate::engine::{Engine, SchedulerSnapshot};
 use crate::gap::{Floor, WeightsOf};
 use crate::model::combine_fingerprints;
 use crate::report::{SavedArray, SavedCheckpoint};
+use crate::rollout::Source;
+use crate::run::launch::Launched;
 use crate::trainer::TrainerSnapshot;
 
 /// The small part; [`Session::arrays`] are the large one.
 #[derive(Serialize, Deserialize)]
 pub struct SessionState {
-    scheduler: SchedulerSnapshot,
+    /// Of the embedded engine.
+    scheduler: Option<SchedulerSnapshot>,
     trainer: TrainerSnapshot,
     index_bits: Option<u32>,
     floor: Option<Floor>,
     versions: Vec<WeightsOf>,
-    /// Fingerprint of the weights that the engine has.
-    weights: u64,
+    /// Fingerprint of the weights that the embedded engine has.
+    weights: Option<u64>,
 }
 
 impl Session {
@@ -28,12 +31,12 @@ impl Session {
     #[must_use]
     pub fn snapshot(&self) -> SessionState {
         SessionState {
-            scheduler: self.engine.snapshot(),
+            scheduler: self.source.embedded().map(Engine::snapshot),
             trainer: self.trainer.snapshot(),
             index_bits: self.index_bits,
             floor: self.floor,
             versions: self.weights.clone(),
-            weights: combine_fingerprints(self.engine.fingerprints()),
+            weights: self.weights_held(),
         }
     }
 
@@ -45,7 +48,8 @@ impl Session {
             arrays.push(SavedArray { name, dtype: Some(dtype), bytes });
         }
         if self.keeps_pool_bytes() {
-            for (index, bytes) in self.engine.pages().into_iter().enumerate() {
+            let pages = self.source.embedded().map(Engine::pages).unwrap_or_default();
+            for (index, bytes) in pages.into_iter().enumerate() {
                 arrays.push(SavedArray { name: pool(index), dtype: None, bytes });
             }
         }
@@ -56,9 +60,15 @@ impl Session {
     ///
     /// # Errors
     /// As [`Self::open`], and a checkpoint of another model or pool.
-    pub fn reopen(config: &Config, state: SessionState, saved: &SavedCheckpoint) -> Result<Self> {
-        let num_blocks = u32::try_from(state.scheduler.pool.blocks.len())?;
-        let mut session = Self::open_with(config, Some(num_blocks))?;
+    pub(in crate::run) fn reopen(
+        config: &Config,
+        launched: Option<Launched>,
+        state: SessionState,
+        saved: &SavedCheckpoint,
+    ) -> Result<Self> {
+        let blocks = state.scheduler.as_ref().map(|scheduler| scheduler.pool.blocks.len());
+        let num_blocks = blocks.map(u32::try_from).transpose()?;
+        let mut session = Self::open_with(config, launched, num_blocks)?;
         session.restore(state, saved)?;
         Ok(session)
     }
@@ -69,21 +79,32 @@ impl Session {
         }
         self.trainer.restore_arrays(|name, bytes| saved.copy(name, bytes))?;
         self.trainer.restore(state.trainer);
-        if self.keeps_pool_bytes() {
-            self.engine.restore_pages(|index, bytes| saved.copy(&pool(index), bytes))?;
-        } else {
-            // What is not there must not be found.
-            state.scheduler.pool.cache.clear();
+        let keeps_pool_bytes = self.keeps_pool_bytes();
+        if let (Source::Embedded(engine), Some(mut scheduler)) =
+            (&mut self.source, state.scheduler.take())
+        {
+            if keeps_pool_bytes {
+                engine.restore_pages(|index, bytes| saved.copy(&pool(index), bytes))?;
+            } else {
+                // What is not there must not be found.
+                scheduler.pool.cache.clear();
+            }
+            engine.restore(scheduler)?;
         }
-        self.engine.restore(state.scheduler)?;
         self.index_bits = state.index_bits;
         self.floor = state.floor;
         self.weights = state.versions;
         // Of weights that were never updated the engine has this version already.
-        if self.engine.version() != Some(self.trainer.version()) {
+        let has = match self.source.embedded() {
+            Some(engine) => engine.version(),
+            // A server that learns is given what the checkpoint holds.
+            None if self.config.trainer.update == Update::None => Some(self.trainer.version()),
+            None => None,
+        };
+        if has != Some(self.trainer.version()) {
             self.hand_over()?;
         }
-        if combine_fingerprints(self.engine.fingerprints()) != state.weights {
+        if self.weights_held() != state.weights {
             let found = "the model's weights are not those that the run had: put them back, or \
                 run the experiment again with another --out";
             return Err(saved.bad(found.to_owned()).into());
@@ -94,16 +115,22 @@ impl Session {
     /// Whether a run that goes on from any of its checkpoints ends byte-equal to one that was never
     /// interrupted: no policy of this configuration may read bytes that it has not written, or the
     /// checkpoints hold the pool's bytes. It tells of the configuration, so that a run says the
-    /// same whether it was resumed or not.
+    /// same whether it was resumed or not. Servers draw their own noise.
     #[must_use]
     pub fn resume_exact(&self) -> bool {
-        !self.engine.may_read_stale() || self.keeps_pool_bytes()
+        self.source.embedded().is_some_and(|engine| !engine.may_read_stale())
+            || self.keeps_pool_bytes()
+    }
+
+    fn weights_held(&self) -> Option<u64> {
+        self.source.embedded().map(|engine| combine_fingerprints(engine.fingerprints()))
     }
 
     /// Nobody misses bytes that nobody reads.
     fn keeps_pool_bytes(&self) -> bool {
-        let bytes = self.engine.page_bytes();
-        self.engine.may_read_stale() && bytes <= self.config.checkpoint.pool_bytes_max
+        self.source.embedded().is_some_and(|engine| {
+            engine.may_read_stale() && engine.page_bytes() <= self.config.checkpoint.pool_bytes_max
+        })
     }
 }
 

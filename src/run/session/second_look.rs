@@ -56,14 +56,17 @@ impl Session {
         let all: Vec<Sequence> = rollouts.iter().map(sequence).collect();
         let packs = self.trainer.packs(&all);
         let looked: Vec<&Sequence> = chosen.iter().map(|&index| &all[index]).collect();
-        let together = (looked.len() > 1).then(|| self.decode_again(&looked));
+        let together = match looked.len() {
+            0 | 1 => None,
+            _ => self.decode_again(&looked),
+        };
         let mut requests = Vec::with_capacity(chosen.len());
         for (at, &index) in chosen.iter().enumerate() {
             let alone = std::slice::from_ref(&all[index]);
-            let decoded = self.decode_again(&[&all[index]]).remove(0);
+            let decoded = self.decode_again(&[&all[index]]).map(|mut one| one.remove(0));
             requests.push(Probe {
                 request: rollouts[index].completion.id,
-                decode_again: Some(leg(decoded)),
+                decode_again: decoded.map(leg),
                 decode_together: together.as_ref().map(|scores| leg(scores[at].iter().copied())),
                 trainer_again: None,
                 trainer_alone: Some(self.trainer_scores(alone)?.remove(0)),
@@ -91,14 +94,15 @@ impl Session {
         Ok(Probes { requests, packs })
     }
 
-    /// Side by side in one scratch pool.
-    fn decode_again(&self, sequences: &[&Sequence]) -> Vec<Vec<LogProb>> {
+    /// Side by side in one scratch pool; `None` where the engine cannot be made to.
+    fn decode_again(&self, sequences: &[&Sequence]) -> Option<Vec<Vec<LogProb>>> {
+        let engine = self.source.embedded()?;
         let forced: Vec<Forced<'_>> = sequences
             .iter()
             .map(|one| Forced { tokens: &one.tokens, prompt_len: one.prompt_len })
             .collect();
-        let scratch = self.engine.scratch(sequences.len());
-        self.engine.runner().decode_forced(&self.contract, scratch, &forced)
+        let scratch = engine.scratch(sequences.len());
+        Some(engine.runner().decode_forced(&self.contract, scratch, &forced))
     }
 
     fn trainer_scores(&self, sequences: &[Sequence]) -> Result<Vec<LegLogProbs>> {

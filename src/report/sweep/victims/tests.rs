@@ -26,7 +26,7 @@ fn rollout(idx: u32, gap: f32, text: &str) -> Rollout {
             finish_reason: FinishReason::Length,
             contract: Contract::PLAIN,
             weight_version: WeightVersion::new(0),
-            engine_fingerprint: 1,
+            engine_fingerprint: Some(1),
             lives: Vec::new(),
             preemptions: 0,
             cached_tokens: 0,
@@ -89,7 +89,7 @@ fn the_worst_request_with_a_twin_is_shown() {
         (&[rollout(0, 2.0, "wrong")], None),
         (&[rollout(7, 0.0, "right")], None),
         (&[with(|other| other.completion.prompt[0] = TokenId::new(9))], None),
-        (&[with(|other| other.completion.engine_fingerprint = 9)], None),
+        (&[with(|other| other.completion.engine_fingerprint = Some(9))], None),
         (&[with(|other| other.completion.contract.temperature = 0.5)], None),
         (&[], None),
     ] {

@@ -131,7 +131,7 @@ impl Life<'_> {
     /// What a narrow index does to its blocks.
     fn wrapped(&self) -> Option<String> {
         let bits = self.session.config.engine.state_index_bits;
-        let (first, layout) = (self.session.first_wrapped_block()?, self.session.engine.layout());
+        let (first, layout) = (self.session.first_wrapped_block()?, self.session.engine().layout());
         let (step, row) = self.rows().next()?;
         let stride = layout.state_stride?;
         let one = |held: &StateBlock| {
@@ -173,7 +173,7 @@ impl Life<'_> {
 
     /// A Mamba group by its layers, which share the block's pages.
     fn group(&self, group: usize) -> String {
-        let layers = &self.session.engine.layout().groups[group].layers;
+        let layers = &self.session.engine().layout().groups[group].layers;
         let ids: Vec<String> = layers.iter().map(ToString::to_string).collect();
         format!("Mamba layer{} {}", if ids.len() == 1 { "" } else { "s" }, ids.join(", "))
     }

@@ -1,0 +1,178 @@
+//! How a server's processes are known again, by the run that started them and by the next one.
+
+use std::fs;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use rustix::process::{getuid, kill_process, kill_process_group, test_kill_process_group};
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+
+use crate::run::progress::say;
+
+/// In the environment of a server and of all that it starts.
+pub(super) const VARIABLE: &str = "GAPSCOPE_SERVER";
+/// To put its affairs in order.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const LOOKED_EVERY: Duration = Duration::from_millis(50);
+
+/// Groups that are to be killed where the process leaves without further ado.
+static LIVING: Mutex<Vec<Mark>> = Mutex::new(Vec::new());
+
+/// One server's processes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Mark {
+    #[serde(skip)]
+    file: PathBuf,
+    /// Of processes: that of the first one.
+    group: u32,
+    token: String,
+}
+
+/// Kills every server that this process has started.
+pub(in crate::run) fn kill_all_servers() {
+    let living = LIVING.lock().map(|living| living.clone()).unwrap_or_default();
+    living.iter().for_each(Mark::kill_all);
+}
+
+/// Of a server about to be started: this process, when it began, and a count.
+pub(super) fn token() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let began = start_ticks(process::id()).unwrap_or(0);
+    format!("{}-{began}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Ends what a dead run has left at an address.
+///
+/// # Errors
+/// A run that is alive.
+pub(super) fn clear(address: &str) -> Result<()> {
+    let file = file_of(address);
+    let Ok(text) = fs::read(&file) else { return Ok(()) };
+    // What a start that was cut off has written names nothing to kill.
+    let Ok(mark) = serde_json::from_slice::<Mark>(&text) else { return Ok(()) };
+    let mark = Mark { file, ..mark };
+    let owner = || {
+        let mut parts = mark.token.split('-').map(str::parse::<u64>);
+        Some((u32::try_from(parts.next()?.ok()?).ok()?, parts.next()?.ok()?))
+    };
+    if let Some((pid, began)) = owner() {
+        if start_ticks(pid) == Some(began) && !mark.members().is_empty() {
+            bail!(
+                "the server at {address} belongs to process {pid}, which is alive: wait for it, or \
+                 take another port in engine.url"
+            );
+        }
+    }
+    if mark.members().is_empty() {
+        return Ok(());
+    }
+    say(&format!("ending the server that a dead run has left at {address}"));
+    mark.kill_all();
+    let began = Instant::now();
+    // Who was killed is without an environment before it has closed its sockets.
+    let is_there = || !mark.members().is_empty() || TcpStream::connect(address).is_ok();
+    while began.elapsed() < ENDS_WITHIN && is_there() {
+        sleep(LOOKED_EVERY);
+    }
+    Ok(())
+}
+
+impl Mark {
+    pub(super) fn write(address: &str, group: u32, token: String) -> Result<Self> {
+        let mark = Self { file: file_of(address), group, token };
+        let text = serde_json::to_vec(&mark).expect("numbers and strings are JSON");
+        let folder = mark.file.parent().expect("it lies in a folder");
+        let write = || fs::create_dir_all(folder).and_then(|()| fs::write(&mark.file, &text));
+        if let Err(error) = write() {
+            mark.kill_all();
+            return Err(error).with_context(|| format!("cannot write {}", mark.file.display()));
+        }
+        if let Ok(mut living) = LIVING.lock() {
+            living.push(mark.clone());
+        }
+        Ok(mark)
+    }
+
+    /// Asks the group to end, waits a while, and kills what is left.
+    pub(super) fn end(&self, mut first_has_ended: impl FnMut() -> bool) {
+        let began = Instant::now();
+        self.signal(Signal::TERM);
+        // The first one, once it has ended, is a member of its group until it is reaped.
+        while began.elapsed() < ENDS_WITHIN && !(first_has_ended() && !self.group_lives()) {
+            sleep(LOOKED_EVERY);
+        }
+        self.kill_all();
+    }
+
+    /// Kills the group, and whoever left it with the mark upon him.
+    pub(super) fn kill_all(&self) {
+        let members = self.members();
+        if members.iter().any(|(_, group)| *group == self.group) {
+            self.signal(Signal::KILL);
+        }
+        for pid in members.iter().filter_map(|(pid, _)| pid_of(*pid)) {
+            // The only failure is that nobody is left to kill.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let _ = fs::remove_file(&self.file);
+        if let Ok(mut living) = LIVING.lock() {
+            living.retain(|one| one != self);
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = pid_of(self.group) {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    fn group_lives(&self) -> bool {
+        pid_of(self.group).is_some_and(|group| test_kill_process_group(group).is_ok())
+    }
+
+    /// Every living process that carries the mark, with its group.
+    fn members(&self) -> Vec<(u32, u32)> {
+        let wanted = format!("{VARIABLE}={}", self.token);
+        let carries = |path: &Path| {
+            let environment = fs::read(path.join("environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes())
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let member = |entry: fs::DirEntry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            carries(&entry.path()).then_some(())?;
+            Some((pid, stat(pid)?.get(2)?.parse().ok()?))
+        };
+        entries.filter_map(member).collect()
+    }
+}
+
+fn pid_of(id: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(id).ok()?)
+}
+
+/// One file an address, in a folder of the user's.
+fn file_of(address: &str) -> PathBuf {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let folder = std::env::temp_dir().join(format!("gapscope-{}", getuid().as_raw()));
+    folder.join(format!("{}.json", address.chars().map(plain).collect::<String>()))
+}
+
+/// What Linux says of a process behind its name: state, parent, group, ...
+fn stat(pid: u32) -> Option<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = text.rsplit_once(") ")?;
+    Some(rest.split(' ').map(str::to_owned).collect())
+}
+
+/// When a process began, in ticks since the machine did.
+fn start_ticks(pid: u32) -> Option<u64> {
+    stat(pid)?.get(19)?.parse().ok()
+}

@@ -1,0 +1,246 @@
+//! Where completions come from: the embedded engine, or servers.
+
+use std::fs;
+use std::iter::zip;
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+
+use super::{leg, sequence, Session};
+use crate::base::{Contract, RequestId, Step, TokenId};
+use crate::config::{Config, Dtype, ServersConfig, Sleep};
+use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest, Moment};
+use crate::gap::Floor;
+use crate::model::{save_folder, Numerics, Plan};
+use crate::ops::array::Device;
+use crate::rollout::http::{ServerError, Servers, Terms};
+use crate::rollout::{Draw, Rollout, Source};
+use crate::run::interrupt::{self, Interrupted};
+use crate::run::launch::Launched;
+use crate::run::memory::MemoryPlan;
+use crate::run::progress::say;
+use crate::trainer::WeightSet;
+
+/// Prompts from which the floor of servers is measured, one after the other.
+const FLOOR_PROMPTS: u32 = 16;
+const FLOOR_TOKENS: u32 = 64;
+/// The trainer rounds in places of its own: its distance from either of a server's two paths is of
+/// the size of theirs from each other, and this is the room for it.
+const OTHER_ARITHMETIC: f64 = 2.0;
+
+/// The largest gap, nats, that one model's healthy arithmetic has been seen to reach in any two
+/// engines: 7e-6 between vLLM and transformers in f32; 1.56 in a whole bf16 run that torchtitan
+/// reports. A server that is further from itself is no measure of what is healthy.
+const fn healthy_max(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => 1e-3,
+        Dtype::Bf16 => 1.0,
+    }
+}
+
+/// An embedded engine with the trainer's weights. Where the device's memory gives the number of
+/// blocks, `measured` is what it gave before.
+pub(super) fn embedded(
+    config: &Config,
+    (plan, num): (&Plan, Numerics),
+    (device, free): (&Device, Option<u64>),
+    weights: WeightSet,
+    measured: Option<u32>,
+) -> Result<Engine> {
+    let knobs = &config.engine;
+    let layout = engine::layout(plan, &num, knobs)?;
+    let num_blocks = match measured {
+        Some(as_before) if knobs.is_measured() => as_before,
+        _ => layout.num_blocks(&measured_memory(device, plan, &num, knobs, &weights.units)?)?,
+    };
+    if knobs.is_measured() {
+        // Only now the pool is known.
+        let pool = layout.block_bytes() * u64::from(num_blocks);
+        MemoryPlan::of(plan, config, Some(pool)).check(free)?;
+    }
+    let (contract, seed) = (config.contract(), config.seed);
+    let (plan, knobs) = (plan.clone(), knobs.clone());
+    let mut engine = Engine::with_blocks(device, plan, num, knobs, contract, seed, num_blocks)?;
+    engine.load(weights.version, weights.units)?;
+    Ok(engine)
+}
+
+/// Clients of every server.
+pub(super) fn servers(
+    config: &Config,
+    servers: &ServersConfig,
+    launched: Option<&Launched>,
+) -> Result<Servers> {
+    let contract = config.contract();
+    let terms = Terms { contract, seed: config.seed };
+    Servers::open(servers, terms, &|| give_up(launched))
+        .map_err(|error| failed(error, launched, "the start"))
+}
+
+fn give_up(launched: Option<&Launched>) -> bool {
+    interrupt::asked() || launched.is_some_and(Launched::has_ended)
+}
+
+/// What ended the waiting: Ctrl-C, or a server that was started here and is no more, with its last
+/// words.
+fn failed(error: ServerError, launched: Option<&Launched>, at: &str) -> anyhow::Error {
+    if matches!(error, ServerError::Stopped) && interrupt::asked() {
+        return Interrupted(format!("{at}, of which nothing is kept")).into();
+    }
+    match launched.and_then(Launched::last_words) {
+        Some(words) => anyhow::anyhow!("{words}"),
+        None => error.into(),
+    }
+}
+
+/// Puts new weights in the place of those that the folder holds, whole or not at all. All else in
+/// it stays.
+fn replace_weights(folder: &Path, plan: &Plan, master: &[Vec<f32>], dtype: Dtype) -> Result<()> {
+    const WEIGHTS: &str = "model.safetensors";
+    ensure!(
+        folder.join(WEIGHTS).is_file(),
+        "engine.sync_folder {} holds no {WEIGHTS}: it is to be the model folder that the servers \
+         read, such as `gapscope model init` writes",
+        folder.display()
+    );
+    let next = folder.with_extension("next");
+    let say = || format!("cannot put new weights into {}", folder.display());
+    if next.exists() {
+        fs::remove_dir_all(&next).with_context(say)?;
+    }
+    save_folder(&next, plan, master, dtype)?;
+    fs::rename(next.join(WEIGHTS), folder.join(WEIGHTS)).with_context(say)?;
+    fs::remove_dir_all(&next).with_context(say)
+}
+
+impl Session {
+    /// The embedded engine.
+    ///
+    /// # Panics
+    /// On a run of servers, which whatever looks into an engine refuses first.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        self.source.embedded().expect("runs of servers are refused by what looks into an engine")
+    }
+
+    /// One completion a request, in their order.
+    pub(super) fn complete(
+        &mut self,
+        step: Step,
+        asked: Vec<GenerationRequest>,
+        tell: &mut dyn FnMut(Moment<'_>),
+    ) -> Result<Vec<Completion>> {
+        match &mut self.source {
+            Source::Embedded(engine) => {
+                engine.wake()?;
+                let completions = engine.generate_told(asked, tell)?;
+                match self.config.engine.sleep {
+                    Sleep::Off => {}
+                    Sleep::KeepPool => engine.sleep(true),
+                    Sleep::DropPool => engine.sleep(false),
+                }
+                Ok(completions)
+            }
+            Source::Servers(_) => {
+                let contract = self.contract;
+                self.complete_by_servers(&contract, asked).with_context(|| format!("step {step}"))
+            }
+        }
+    }
+
+    pub(super) fn complete_by_servers(
+        &self,
+        contract: &Contract,
+        asked: Vec<GenerationRequest>,
+    ) -> Result<Vec<Completion>> {
+        self.ask(|servers, stop| servers.generate(asked, contract, stop))
+    }
+
+    /// The prefill leg; without one where the contract is of no raw logits, as the servers' is.
+    pub(super) fn score_prefill_by_servers(
+        &self,
+        rollouts: &mut [Rollout],
+        which: &[usize],
+    ) -> Result<()> {
+        if !self.contract.scores_raw_logits() {
+            return Ok(());
+        }
+        let sequences = which.iter().map(|&index| {
+            let whole = sequence(&rollouts[index]);
+            (rollouts[index].completion.id, whole.tokens, whole.prompt_len)
+        });
+        let sequences: Vec<_> = sequences.collect();
+        let scores = self.ask(|servers, stop| servers.score_prefill(sequences, stop))?;
+        for (&index, scores) in zip(which, scores) {
+            rollouts[index].prefill = Some(leg(scores));
+        }
+        Ok(())
+    }
+
+    fn ask<T>(
+        &self,
+        work: impl FnOnce(&Servers, &dyn Fn() -> bool) -> Result<T, ServerError>,
+    ) -> Result<T> {
+        let servers = self.source.servers().expect("only servers are asked");
+        let launched = self.launched.as_ref();
+        work(servers, &|| give_up(launched)).map_err(|error| failed(error, launched, "a step"))
+    }
+
+    /// Gives the engine the trainer's weights as they are now.
+    pub(in crate::run) fn hand_over(&mut self) -> Result<()> {
+        match &mut self.source {
+            Source::Embedded(engine) => {
+                engine.drop_weights();
+                let weights = self.trainer.hand_over()?;
+                engine.load(weights.version, weights.units)?;
+            }
+            Source::Servers(servers) => {
+                let folder = self.config.engine.servers.as_ref();
+                let folder = folder.and_then(|all| all.sync_folder.as_ref());
+                let folder = folder.expect("who updates the weights of servers has a folder");
+                let (plan, dtype) = (&self.plan, self.config.model.dtype);
+                replace_weights(Path::new(folder), plan, &self.trainer.master()?, dtype)?;
+                let (launched, version) = (self.launched.as_ref(), self.trainer.version());
+                servers
+                    .reload(version, &|| give_up(launched))
+                    .map_err(|error| failed(error, launched, "a hand-over of weights"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a server's two paths differ by: sequences sampled one at a time, each then as one
+    /// prefill, at temperature 1 without filters, so that neither a full pool nor another mode has
+    /// a part in it.
+    pub(super) fn floor_of_servers(&self, step: Step) -> Result<Floor> {
+        let rollout = &self.config.rollout;
+        let problems = self.task.problems(Draw::Evaluation, Step::new(1), FLOOR_PROMPTS)?;
+        let mut gaps = Vec::new();
+        for (prompt_id, problem) in (0..).zip(problems) {
+            let id = RequestId::new(0, prompt_id, 0);
+            let request = GenerationRequest {
+                id,
+                prompt: problem.prompt,
+                max_new_tokens: rollout.max_new_tokens.min(FLOOR_TOKENS),
+                ignore_eos: true,
+                eos_token_ids: Vec::new(),
+            };
+            let done = self.complete_by_servers(&Contract::PLAIN, vec![request])?.remove(0);
+            let ids: Vec<TokenId> = done.prompt.iter().copied().chain(done.token_ids()).collect();
+            let whole = vec![(id, ids, done.prompt.len())];
+            let prefill = self.ask(|servers, stop| servers.score_prefill(whole, stop))?.remove(0);
+            gaps.extend(zip(&done.tokens, prefill).map(|(sampled, prefill)| {
+                (f64::from(sampled.logp.get()) - f64::from(prefill.get())).abs() * OTHER_ARITHMETIC
+            }));
+        }
+        let (measured, most) = (Floor::measured(&gaps), healthy_max(self.config.model.dtype));
+        let found = measured.of(gaps.len() as u64);
+        if found > most {
+            say(&format!(
+                "step {step}: the server's decode and its own prefill differ by {found:e} nats \
+                 even in requests that ran alone; the floor is {most:e}"
+            ));
+        }
+        Ok(measured.at_most(most))
+    }
+}
