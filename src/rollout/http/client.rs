@@ -179,7 +179,7 @@ impl Client {
             url: self.url.clone(),
             what: what.to_owned(),
             tries: tries.load(Ordering::Relaxed),
-            problem,
+            problem: Box::new(problem),
         })
     }
 

@@ -7,7 +7,7 @@ use super::ServerFacts;
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error("{url}: {what}, tried {tries} time(s): {problem}")]
-    Request { url: String, what: String, tries: u32, problem: Problem },
+    Request { url: String, what: String, tries: u32, problem: Box<Problem> },
     #[error(
         "the servers are unlike, and a step's rollouts must come from one engine: {} and {}; \
          start them alike, or name one alone", .0[0], .0[1]

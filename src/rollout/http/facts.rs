@@ -60,7 +60,7 @@ impl Client {
             url: client.url().to_owned(),
             what: "its account of itself".to_owned(),
             tries: 1,
-            problem,
+            problem: Box::new(problem),
         };
         let served = self.served().await?;
         let found = match &name {

@@ -105,7 +105,8 @@ impl Mark {
         let began = Instant::now();
         self.signal(Signal::TERM);
         // The first one, once it has ended, is a member of its group until it is reaped.
-        while began.elapsed() < ENDS_WITHIN && !(first_has_ended() && !self.group_lives()) {
+        let mut lives = || !first_has_ended() || self.group_lives();
+        while began.elapsed() < ENDS_WITHIN && lives() {
             sleep(LOOKED_EVERY);
         }
         self.kill_all();
