@@ -163,8 +163,8 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     pub contract: Contract,
     pub weight_version: WeightVersion,
-    /// Over the engine's weights in use: `model::combine_fingerprints` of its tensors; `None` where the
-    /// engine does not say.
+    /// Over the engine's weights in use: `model::combine_fingerprints` of its tensors; `None` where
+    /// the engine does not say.
     pub engine_fingerprint: Option<u64>,
     /// In order; the last one was not preempted. Empty where the engine keeps no such record.
     pub lives: Vec<Life>,
