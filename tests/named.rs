@@ -154,7 +154,8 @@ fn k19_an_unlabelled_temperature_is_found_by_refit() {
 fn k20_unlabelled_filters_are_found_by_their_kept_mass() {
     let settings = ["engine.faults=[\"unlabelled_filters\"]", "rollout.top_p=0.8"];
     let findings = check(&first_step(&settings), "unlabelled_filters", &["logprob_mode"]);
-    assert!(message(&findings).contains("top-p 0.800 (found)"), "{findings:#}");
+    let filter = "top-p 0.800 (found, kept mass 0.80";
+    assert!(message(&findings).contains(filter), "{findings:#}");
     let hidden = ["engine.faults=[\"unlabelled_filters\"]", "rollout.top_p=1.0"];
     check(&first_step(&hidden), "unlabelled_filters", &[]);
 }

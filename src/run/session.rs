@@ -313,16 +313,19 @@ impl Session {
     /// Learns from the step's rollouts and hands the new weights to the engine. Empty where the
     /// experiment only scores.
     pub fn update(&mut self, rollouts: &[Rollout]) -> Result<Vec<UpdateReport>> {
-        if self.config.trainer.update == Update::None {
-            return Ok(Vec::new());
-        }
         let reports = self.learn(rollouts)?;
-        self.hand_over()?;
+        if self.config.trainer.update != Update::None {
+            self.hand_over()?;
+        }
         Ok(reports)
     }
 
     /// The first half of [`Self::update`]: the trainer's weights change, the engine's do not.
+    /// Empty where the experiment only scores.
     pub(super) fn learn(&mut self, rollouts: &[Rollout]) -> Result<Vec<UpdateReport>> {
+        if self.config.trainer.update == Update::None {
+            return Ok(Vec::new());
+        }
         if let Some(early) = self.early.take() {
             return Ok(early);
         }

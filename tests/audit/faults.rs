@@ -98,7 +98,8 @@ fn a_file_that_is_no_dump_is_named() {
             "{\"input\": 1, \"output\": 2}\n".into(),
             "FILE, line 1: no format of a dump with both sides' log-probabilities has these keys: \
              [\"input\", \"output\"]; NeMo-RL has generation_logprobs and prev_logprobs, prime-rl \
-             inference_logprobs and trainer_logprobs; pass --format if it is one of them"
+             inference_logprobs and trainer_logprobs, a vLLM response choices, torchtitan turns; \
+             pass --format if it is one of them"
                 .to_owned(),
         ),
         (

@@ -132,11 +132,6 @@ fn a_device_that_is_not_there_is_refused() {
 #[test]
 fn what_this_build_does_not_have_is_refused_by_name() {
     for (assignment, found, allowed) in [
-        (
-            "engine.kind=vllm",
-            "engine.kind = \"vllm\"",
-            "only \"embedded\": this build drives no other engine",
-        ),
         ("engine.replicas=2", "engine.replicas = 2", "only 1: this build runs one engine"),
         ("trainer.ranks=4", "trainer.ranks = 4", "only 1: this build trains on one rank"),
     ] {
