@@ -169,7 +169,8 @@ keys! {
     "engine.enable_prefix_caching", Kind::Bool, Is("false"), "vLLM enable_prefix_caching",
         "Whether a request starts behind the full blocks of its tokens that are computed already.";
     "engine.enforce_eager", Kind::Bool, Is("true"), "vLLM enforce_eager",
-        "false fills batches of decodes with idle rows up to 1, 2, 4 or a multiple of 8 rows.";
+        "false fills batches of decodes with idle rows up to 1, 2, 4 or a multiple of 8 rows, and \
+         on a GPU plays each size as a recording (CUDA graphs).";
     "engine.mamba_ssm_cache_dtype", Kind::OneOf(STATE_DTYPES), Is("\"auto\""),
         "vLLM mamba_ssm_cache_dtype", "The dtype of cached recurrent state; auto is model.dtype.";
     "engine.batch_split",
