@@ -29,7 +29,7 @@ struct Played {
 impl Captured {
     /// Runs a batch of decode rows and draws a token after each, the padding's last: by the
     /// recording of its size, which is made where there is none. Every context may have up to
-    /// `longest` tokens.
+    /// `longest` tokens. Contract and `longest` are an engine's own and never change.
     pub fn step(
         &mut self,
         (runner, pages): (&Runner, &mut Pages),
@@ -44,6 +44,9 @@ impl Captured {
         let noise = Noises::on(&mut sheet, noise);
         let size = noise.len();
         if let Some(played) = self.sizes.get(&size) {
+            // What a launch asserts about its numbers, a play does not.
+            let outside = batch.tokens.iter().find(|token| token.index() >= runner.vocab());
+            assert!(outside.is_none(), "token {outside:?} of {}", runner.vocab());
             sheet.send(Some(&played.paper));
             played.recording.play();
             return played.drawn.read();

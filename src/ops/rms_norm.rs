@@ -112,6 +112,7 @@ impl Array {
             }
             #[cfg(feature = "cuda")]
             _ => {
+                assert_eq!(x[0].cuda().dtype(), dtype, "narrow rows are normed in their own dtype");
                 let normed = cuda::forward_three(
                     x.each_ref().map(Self::cuda),
                     w.each_ref().map(Self::cuda),

@@ -208,6 +208,8 @@ fn spawn(address: &str, log: &Path, config: &LaunchConfig) -> Result<(Child, Mar
     let child = Command::new(&argv[0])
         .args(&argv[1..])
         .env(mark::VARIABLE, &token)
+        // py-setproctitle, by which vLLM's workers name themselves, would write over the mark.
+        .env("SPT_NOENV", "1")
         .stdin(Stdio::null())
         .stdout(out)
         .stderr(err)

@@ -20,8 +20,10 @@ impl Engine {
     /// # Errors
     /// A pool of another size or a damaged one; the engine is then as it was.
     pub fn restore(&mut self, snapshot: SchedulerSnapshot) -> Result<(), EngineError> {
-        self.strike.go_on_after(snapshot.engine_steps);
-        self.scheduler.restore(snapshot)
+        let engine_steps = snapshot.engine_steps;
+        self.scheduler.restore(snapshot)?;
+        self.strike.go_on_after(engine_steps);
+        Ok(())
     }
 
     /// The bytes of all pages, a buffer at a time.

@@ -1,4 +1,5 @@
-//! Attention on the device, forward and backward bit for bit the CPU's (kernels/attention.cu).
+//! Attention on the device, forward and backward bit for bit the CPU's (kernels/attention.cu,
+//! kernels/attention_backward.cu).
 
 // A struct that a kernel takes by value is promised to be plain numbers; launches are raw calls.
 #![allow(unsafe_code)]
@@ -18,7 +19,7 @@ const BLOCK: u32 = 128;
 /// Scratch of a launch. Rows go in turns to fit.
 const SCRATCH_BYTES: u64 = 1 << 30;
 
-/// `struct Heads` of kernels/attention.cu.
+/// `struct Heads` of kernels/attention.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct HeadsArgument {

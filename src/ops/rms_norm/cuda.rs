@@ -45,8 +45,8 @@ pub fn forward(
         assert_eq!(delta_th.dtype(), dtype, "what is added is of the norm's dtype");
         delta_th.rows(width)
     });
-    let even = [Some(&x), delta.as_ref(), Some(&y)].into_iter().flatten();
-    let even = even.fold(true, |even, rows| even && rows.is_even(width));
+    let mut each = [Some(&x), delta.as_ref(), Some(&y)].into_iter().flatten();
+    let even = each.all(|rows| rows.is_even(width));
     let shared = width as u64 * 4;
     assert!(shared <= gpu.dynamic_shared_bytes(), "rows of {width} do not fit in shared memory");
     gpu.allow_shared(Kernel::rms_norm_forward, shared as u32);

@@ -1,4 +1,5 @@
-//! The selective scan on the device, forward and backward bit for bit the CPU's (kernels/scan.cu).
+//! The selective scan on the device, forward and backward bit for bit the CPU's (kernels/scan.cu,
+//! kernels/state_update.cu).
 
 // A struct that a kernel takes by value is promised to be plain numbers; launches are raw calls.
 #![allow(unsafe_code)]

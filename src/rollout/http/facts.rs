@@ -94,10 +94,13 @@ impl Client {
     async fn mode(&self) -> Result<Option<LogprobsMode>, ServerError> {
         let prompt = [1, 2, 3, 4].map(TokenId::new);
         let (warm, cold) = (self.best(&prompt, 1.0).await?, self.best(&prompt, COLD).await?);
-        let apart = warm.zip(cold).map(|(warm, cold)| (warm - cold).abs());
-        Ok(match apart {
-            Some(apart) if apart <= SAME => Some(LogprobsMode::RawLogprobs),
-            Some(apart) if apart >= APART => Some(LogprobsMode::ProcessedLogprobs),
+        let both = warm.zip(cold).map(|(warm, cold)| (warm, (warm - cold).abs()));
+        Ok(match both {
+            // A token that is sure of itself is so at any temperature, and says nothing.
+            Some((warm, apart)) if apart <= SAME && warm <= -APART => {
+                Some(LogprobsMode::RawLogprobs)
+            }
+            Some((_, apart)) if apart >= APART => Some(LogprobsMode::ProcessedLogprobs),
             _ => None,
         })
     }

@@ -126,8 +126,8 @@ impl Servers {
     }
 
     /// Log-probabilities of each sequence's tokens from its prompt's end on, by one prefill over
-    /// all of them: `prompt_logprobs`, which are raw in every mode. `prompts` says to which prompt
-    /// each belongs, so that it goes where that was sampled.
+    /// all of them: `prompt_logprobs`, which are raw in every mode. Each goes where its
+    /// group was sampled.
     ///
     /// # Errors
     /// As [`Self::generate`].

@@ -103,11 +103,9 @@ fn replace_weights(folder: &Path, plan: &Plan, master: &[Vec<f32>], dtype: Dtype
          read, such as `gapscope model init` writes",
         folder.display()
     );
-    let next = folder.with_extension("next");
+    // Inside it, so that both are on one file system; a folder of this process's own.
+    let next = folder.join(format!(".gapscope-next-{}", std::process::id()));
     let say = || format!("cannot put new weights into {}", folder.display());
-    if next.exists() {
-        fs::remove_dir_all(&next).with_context(say)?;
-    }
     save_folder(&next, plan, master, dtype)?;
     fs::rename(next.join(WEIGHTS), folder.join(WEIGHTS)).with_context(say)?;
     fs::remove_dir_all(&next).with_context(say)

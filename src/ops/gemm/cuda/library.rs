@@ -47,8 +47,8 @@ struct Plans {
     made: HashMap<(Arithmetic, Product), Option<Plan>>,
     /// Proven configurations, fastest first, of a product of about so many rows.
     ranked: HashMap<Product, Vec<Algorithm>>,
-    /// Random rows by K.
-    rows: HashMap<u64, Floats>,
+    /// Random rows by K, on the host: what is kept on the device would keep the device.
+    rows: HashMap<u64, Vec<f32>>,
     /// N, K and settings of the configurations that equal our kernel.
     proven: HashSet<(u64, u64, Dtype, [u64; 8])>,
     /// What differed, if anything did.
@@ -215,9 +215,10 @@ impl Library {
         if !problem.admits(self.handle, algorithm, WORKSPACE_BYTES) {
             return false;
         }
-        let x_mk = plans.rows.entry(k).or_insert_with(|| random_rows(gpu, k));
+        let rows = plans.rows.entry(k).or_insert_with(|| random_rows(k));
+        let x_mk = Floats::upload(gpu, rows).rounded_to(Dtype::Bf16);
         let plan = Plan { problem, algorithm: *algorithm };
-        let differing = self.differing(gpu, &plan, proof, x_mk, w_nk);
+        let differing = self.differing(gpu, &plan, proof, &x_mk, w_nk);
         if differing == 0 {
             plans.proven.insert(configuration);
         } else {
@@ -283,9 +284,8 @@ impl Library {
     }
 }
 
-/// bf16 rows that prove a configuration.
-fn random_rows(gpu: &Arc<Gpu>, k: u64) -> Floats {
+/// Rows that prove a configuration.
+fn random_rows(k: u64) -> Vec<f32> {
     let mut stream = Stream::new(0, "rows that prove a product", k);
-    let x: Vec<f32> = (0..PROOF_ROWS * k).map(|_| stream.normal() as f32).collect();
-    Floats::upload(gpu, &x).rounded_to(Dtype::Bf16)
+    (0..PROOF_ROWS * k).map(|_| stream.normal() as f32).collect()
 }
