@@ -8,7 +8,8 @@
 #include "attention.cuh"
 #include "pages.cuh"
 
-// Field for field `KeyValueArgument` of src/ops/pages/cuda/tables.rs: a page is [2, block_tokens, G*E].
+// Field for field `KeyValueArgument` of src/ops/pages/cuda/tables.rs. A page is
+// [2, block_tokens, G*E].
 struct KeyValuePages {
     unsigned char* pages;
     // The block tables, flat, and where each span's begins: [spans].

@@ -182,8 +182,8 @@ pub struct Audit {
     /// End with exit code 3 if this holds in a step: finding, or such as 'gap/k3_mean>1e-3'
     #[arg(long, value_name = "EXPR")]
     pub fail_on: Vec<FailOn>,
-    /// The largest |d| that is healthy, nats [default: 1; a run's own for run folders; with --server
-    /// measured]
+    /// The largest |d| that is healthy, nats [default: 1; a run's own for run folders; measured
+    /// with --server]
     #[arg(long, value_name = "NATS")]
     pub floor: Option<f64>,
     /// Rescore every record by this model: a folder in the Hugging Face layout
