@@ -4,8 +4,8 @@
 usage: vllm_cpu.py DIR [--only WORD]
 
 DIR gets the model, every run, and output.txt with what was run and found. vLLM is taken from the
-environment that $GAPSCOPE_VLLM names (~/.cache/gapscope-vllm), which vllm_environment.sh makes where
-it is not there; the binary is $GAPSCOPE, or target/release/gapscope. Ends with 1 if a claim fails.
+environment that $GAPSCOPE_VLLM names, or target/vllm-venv, which vllm_environment.sh makes where it
+is not there; the binary is $GAPSCOPE, or target/release/gapscope. Ends with 1 if a claim fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-VENV = Path(os.environ.get("GAPSCOPE_VLLM", Path.home() / ".cache/gapscope-vllm")).expanduser()
+VENV = Path(os.environ.get("GAPSCOPE_VLLM", REPOSITORY / "target/vllm-venv")).expanduser()
 GAPSCOPE = os.environ.get("GAPSCOPE", str(REPOSITORY / "target/release/gapscope"))
 EXPERIMENT = HERE / "vllm_cpu.toml"
 PORT = 8211
