@@ -9,17 +9,8 @@
 // keeps N of them in `spill`, [spans, D, N] floats.
 #include "scan.cuh"
 
-// What every row brings, [T, D] and [T, N], and what becomes of it.
-struct Sequences {
-    Rows c_td;
-    Rows dt_td;
-    Rows b_tn;
-    Rows c_tn;
-    Rows z_td;
-    const float* a_dn;
-    const float* skip_d;
-    const float* dt_bias_d;
-    State state;
+// Field for field `SequencesArgument` of src/ops/scan/cuda.rs.
+struct Sequences : ScanInputs {
     const uint32_t* starts;
     const uint32_t* lens;
     uint32_t channels;

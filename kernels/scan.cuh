@@ -7,6 +7,20 @@
 #include "arrays.cuh"
 #include "pages.cuh"
 
+// What every row brings, [T, D] and [T, N], the layer's weights, and where the states lie. Field
+// for field `InputsArgument` of src/ops/scan/cuda.rs.
+struct ScanInputs {
+    Rows c_td;
+    Rows dt_td;
+    Rows b_tn;
+    Rows c_tn;
+    Rows z_td;
+    const float* a_dn;
+    const float* skip_d;
+    const float* dt_bias_d;
+    State state;
+};
+
 // exp_f32 where x <= 0 and the result is a normal number, x > NEVER_TINY: no clamps, one scaling.
 // n * 0.693359375 is exact, so that its difference with x is rounded once either way.
 constexpr float NEVER_TINY = -86.0f;

@@ -11,16 +11,7 @@ constexpr uint32_t SHARE = 4;
 constexpr uint32_t ALL = 0xffffffffu;
 
 // Field for field `UpdateArgument` of src/ops/scan/cuda.rs.
-struct Update {
-    Rows c_td;
-    Rows dt_td;
-    Rows b_tn;
-    Rows c_tn;
-    Rows z_td;
-    const float* a_dn;
-    const float* skip_d;
-    const float* dt_bias_d;
-    State state;
+struct Update : ScanInputs {
     uint32_t rows;
     // Whether B and C are read four at a time.
     uint32_t even;

@@ -163,13 +163,20 @@ pub struct Inputs<'a> {
     pub z_td: &'a Floats,
 }
 
+/// `struct ScanInputs` of kernels/scan.cuh, with which both others begin.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct InputsArgument {
+    rows: [RowsArgument; 5],
+    weights: [u64; 3],
+    state: StateArgument,
+}
+
 /// `struct Sequences` of kernels/scan.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct SequencesArgument {
-    rows: [RowsArgument; 5],
-    weights: [u64; 3],
-    state: StateArgument,
+    inputs: InputsArgument,
     starts: u64,
     lens: u64,
     channels: u32,
@@ -187,9 +194,7 @@ unsafe impl DeviceRepr for SequencesArgument {}
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct UpdateArgument {
-    rows: [RowsArgument; 5],
-    weights: [u64; 3],
-    state: StateArgument,
+    inputs: InputsArgument,
     count: u32,
     even: u32,
     y_td: RowsArgument,
@@ -228,13 +233,14 @@ pub fn forward(
         return y_td;
     }
     let state = states.ssm(gpu, spans, weights.a_dn.len(), state_dtype);
-    let (y, addresses) = (y_td.rows(d as usize), weights.addresses(gpu));
+    let inputs = InputsArgument { rows, weights: weights.addresses(gpu), state };
+    let y_td_rows = y_td.rows(d as usize);
     let even = rows[2].is_even(n as usize) && rows[3].is_even(n as usize);
     let whole_tiles = d.is_multiple_of(UPDATE_TILE) && n == IN_REGISTERS && state.is_even();
     if spans.longest == 1 && state.is_paged() && whole_tiles {
         let count = spans.count;
         let even = u32::from(even);
-        let update = UpdateArgument { rows, weights: addresses, state, count, even, y_td: y };
+        let update = UpdateArgument { inputs, count, even, y_td: y_td_rows };
         // As many blocks as the device holds at once: each keeps its channels' weights for all of
         // its rows, and none comes after the others.
         let tiles = d / UPDATE_TILE;
@@ -243,9 +249,7 @@ pub fn forward(
     } else {
         let spill = Floats::uninit(gpu, 3 * spill_len(n, spans, d), Dtype::F32);
         let sequences = SequencesArgument {
-            rows,
-            weights: addresses,
-            state,
+            inputs,
             starts: spans.starts.address(gpu),
             lens: spans.lens.address(gpu),
             channels: d,
@@ -253,7 +257,7 @@ pub fn forward(
             row_dtype: weights.row_dtype(state_dtype),
             even: u32::from(even),
             spill: spill.rows(1).address(),
-            y_td: y,
+            y_td: y_td_rows,
         };
         let is_16 = n == IN_REGISTERS;
         let kernel = if is_16 { Kernel::scan_forward_16 } else { Kernel::scan_forward_any };
