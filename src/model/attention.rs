@@ -165,22 +165,21 @@ impl Attention {
         dout_th: &Array,
         parts: &mut impl Iterator<Item = SliceMut<'a>>,
     ) -> Array {
+        let mut next = |present: bool| match present {
+            true => parts.next().expect("the unit's tensors are in this order"),
+            false => SliceMut::none(),
+        };
+        let grads = [(); 3].map(|()| (next(true), next(self.shape.qkv_bias)));
+        let own = (next(true), next(self.shape.o_bias));
         let mut dmixed = acts.mixed.zeros_like();
-        self.o_proj.input_gradient(dout_th, Into::Overwrite, &mut dmixed);
+        let into = (Into::Overwrite, &mut dmixed);
+        self.o_proj.backward(dout_th, &acts.mixed, num.dtype, own, into);
         let mut d = acts.rows.backward(self.heads, spans, &dmixed);
         if let Some(rope) = &self.rope {
             let turns = turns(rope, num, spans);
             d.q.rope_backward(rope, &turns);
             d.k.rope_backward(rope, &turns);
         }
-        let mut next = |present: bool| match present {
-            true => parts.next().expect("the unit's tensors are in this order"),
-            false => SliceMut::none(),
-        };
-        let linears = self.qkv.each();
-        let grads = [(); 3].map(|()| (next(true), next(self.shape.qkv_bias)));
-        self.o_proj.weight_gradient(dout_th, &acts.mixed, next(true));
-        self.o_proj.bias_gradient(dout_th, next(self.shape.o_bias));
         if let (Some(norms), Some([raw_q, raw_k])) = (&self.norms, &acts.raw) {
             for (dy, raw, w_e) in [(&mut d.q, raw_q, &norms.q_e), (&mut d.k, raw_k, &norms.k_e)] {
                 let mut draw = dy.zeros_like();
@@ -189,10 +188,8 @@ impl Attention {
             }
         }
         let mut du_th = u_th.zeros_like();
-        for ((linear, dy), (dw, dbias)) in linears.iter().zip([&d.q, &d.k, &d.v]).zip(grads) {
-            linear.input_gradient(dy, Into::Add, &mut du_th);
-            linear.weight_gradient(dy, u_th, dw);
-            linear.bias_gradient(dy, dbias);
+        for ((linear, dy), own) in self.qkv.each().iter().zip([&d.q, &d.k, &d.v]).zip(grads) {
+            linear.backward(dy, u_th, num.dtype, own, (Into::Add, &mut du_th));
         }
         du_th
     }

@@ -4,8 +4,9 @@
 //! Rounding points of a block, all of them: those that its mixer and its feed-forward name, each
 //! norm (twice, as RMSNorm has it), and each residual sum (to f32, which is none, where the
 //! residual stream is f32). What stands between two of them is f32.
-//! A backward is f32 throughout: a rounding passes its gradient straight through. Forward works on
-//! one chunk of packed rows in place; callers run chunks in parallel.
+//! A backward is f32, but that a projection's two products take the gradient rounded to the dtype
+//! of their other side; a rounding passes its gradient straight through. Forward works on one chunk
+//! of packed rows in place; callers run chunks in parallel.
 
 use super::attention::{self, Attention};
 use super::mamba::{self, Mamba};

@@ -215,26 +215,25 @@ impl Mamba {
     ) -> Array {
         let mut grads = Gradients::take(&self.shape, parts);
         let mut dy_td = acts.y_td.zeros_like();
-        self.out_proj.input_gradient(dout_th, Into::Overwrite, &mut dy_td);
-        self.out_proj.weight_gradient(dout_th, &acts.y_td, grads.out_proj.reborrow());
-        self.out_proj.bias_gradient(dout_th, grads.out_bias.reborrow());
+        let (own, into) = ((grads.out_proj.reborrow(), grads.out_bias.reborrow()), Into::Overwrite);
+        self.out_proj.backward(dout_th, &acts.y_td, num.dtype, own, (into, &mut dy_td));
 
         let d = self.scan.backward(spans, acts.inputs(), num.state_dtype, &dy_td, &mut grads.scan);
         let InputGradients { c_td: mut dconv_td, dt_td: ddt_td, b_tn, c_tn, z_td: dz_td } = d;
         let mut ddt_tr = acts.dt_tr.zeros_like();
-        self.dt_proj.input_gradient(&ddt_td, Into::Overwrite, &mut ddt_tr);
-        self.dt_proj.weight_gradient(&ddt_td, &acts.dt_tr, grads.dt_proj.reborrow());
+        let own = (grads.dt_proj.reborrow(), SliceMut::none());
+        self.dt_proj.backward(&ddt_td, &acts.dt_tr, num.dtype, own, (into, &mut ddt_tr));
         let dselected = self.backward_norms(num, acts, [ddt_tr, b_tn, c_tn], &mut grads);
         let mut rest = grads.x_proj;
         for (linear, dy) in self.x_proj.each().iter().zip(&dselected) {
             let (dproj, after) = rest.split_at(linear.outputs() * linear.inner());
             rest = after;
-            linear.input_gradient(dy, Into::Add, &mut dconv_td);
-            linear.weight_gradient(dy, &acts.conv_td, dproj);
+            let (own, into) = ((dproj, SliceMut::none()), (Into::Add, &mut dconv_td));
+            linear.backward(dy, &acts.conv_td, num.dtype, own, into);
         }
         let dx_td = self.conv.backward(spans, &acts.x_td, &dconv_td, grads.conv_w, grads.conv_bias);
         let in_proj = (grads.in_proj, grads.in_bias);
-        self.backward_in_proj(u_th, &dx_td, &dz_td, in_proj)
+        self.backward_in_proj(num, u_th, [&dx_td, &dz_td], in_proj)
     }
 
     /// Through the norms of dt, B and C, if any.
@@ -258,22 +257,19 @@ impl Mamba {
     /// Through in_proj; returns du[T, H].
     fn backward_in_proj(
         &self,
+        num: &Numerics,
         u_th: &Array,
-        dx_td: &Array,
-        dz_td: &Array,
+        [dx_td, dz_td]: [&Array; 2],
         (dw, dbias): (SliceMut<'_>, SliceMut<'_>),
     ) -> Array {
         let [in_x, in_z] = self.in_proj.each();
         let (dw_x, dw_z) = dw.split_at(in_x.outputs() * in_x.inner());
-        in_x.weight_gradient(dx_td, u_th, dw_x);
-        in_z.weight_gradient(dz_td, u_th, dw_z);
         let half = dbias.len() / 2;
         let (dbias_x, dbias_z) = dbias.split_at(half);
-        in_x.bias_gradient(dx_td, dbias_x);
-        in_z.bias_gradient(dz_td, dbias_z);
         let mut du_th = u_th.zeros_like();
-        in_x.input_gradient(dx_td, Into::Overwrite, &mut du_th);
-        in_z.input_gradient(dz_td, Into::Add, &mut du_th);
+        let (overwrite, add) = (Into::Overwrite, Into::Add);
+        in_x.backward(dx_td, u_th, num.dtype, (dw_x, dbias_x), (overwrite, &mut du_th));
+        in_z.backward(dz_td, u_th, num.dtype, (dw_z, dbias_z), (add, &mut du_th));
         du_th
     }
 }

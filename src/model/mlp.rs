@@ -59,17 +59,19 @@ impl Mlp {
     ) -> Array {
         let [gate, up] = self.gate_up.forward(u_th, num.dtype);
         let act = gate.swiglu(&up, num.dtype);
-        let mut dact = act.zeros_like();
-        self.down_proj.input_gradient(dout_th, Into::Overwrite, &mut dact);
-        let [dgate, dup] = gate.swiglu_backward(&up, &dact);
         let mut next = || parts.next().expect("the unit's tensors are in this order");
+        let [(gate_w, up_w), (down_w, none)] = [(next(), next()), (next(), SliceMut::none())];
+        let mut dact = act.zeros_like();
+        let into = (Into::Overwrite, &mut dact);
+        self.down_proj.backward(dout_th, &act, num.dtype, (down_w, none), into);
+        let [dgate, dup] = gate.swiglu_backward(&up, &dact);
         let [gate_proj, up_proj] = self.gate_up.each();
-        gate_proj.weight_gradient(&dgate, u_th, next());
-        up_proj.weight_gradient(&dup, u_th, next());
-        self.down_proj.weight_gradient(dout_th, &act, next());
         let mut du_th = u_th.zeros_like();
-        gate_proj.input_gradient(&dgate, Into::Overwrite, &mut du_th);
-        up_proj.input_gradient(&dup, Into::Add, &mut du_th);
+        for (linear, dy, dw, into) in
+            [(gate_proj, &dgate, gate_w, Into::Overwrite), (up_proj, &dup, up_w, Into::Add)]
+        {
+            linear.backward(dy, u_th, num.dtype, (dw, SliceMut::none()), (into, &mut du_th));
+        }
         du_th
     }
 }

@@ -142,8 +142,8 @@ impl Moe {
             du_th.add_weighted_rows(h, &share.rows, &vec![1.0; share.rows.len()], &du);
         }
         let dlogits = self.routing.choose_backward(&logits, &choices, &dweights);
-        self.router.weight_gradient(&dlogits, u_th, drouter);
-        self.router.input_gradient(&dlogits, Into::Add, &mut du_th);
+        let own = (drouter, SliceMut::none());
+        self.router.backward(&dlogits, u_th, num.dtype, own, (Into::Add, &mut du_th));
         du_th
     }
 }

@@ -117,9 +117,9 @@ impl Root {
         let grads = Gradients::take(spec, grads);
         let u_th = self.norm(num, x_th);
         let dhead = grads.head.unwrap_or(grads.embed);
-        self.head.weight_gradient(dlogits_tv, &u_th, dhead);
         let mut du_th = u_th.zeros_like();
-        self.head.input_gradient(dlogits_tv, Into::Overwrite, &mut du_th);
+        let (own, into) = ((dhead, SliceMut::none()), (Into::Overwrite, &mut du_th));
+        self.head.backward(dlogits_tv, &u_th, num.dtype, own, into);
         let mut dx_th = x_th.zeros_like();
         let norm = &self.final_norm_h;
         x_th.rms_norm_backward(norm, num.eps, &du_th, &mut dx_th, grads.final_norm);

@@ -6,6 +6,8 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
+use std::borrow::Cow;
+
 use super::array::Array;
 use super::simd::vectorized;
 use crate::config::Dtype;
@@ -47,6 +49,23 @@ impl Array {
             Self::Cuda(xs) if xs.dtype() == dtype => {}
             #[cfg(feature = "cuda")]
             Self::Cuda(xs) => *xs = xs.rounded_to(dtype),
+        }
+    }
+
+    /// The elements rounded: these, or a dense copy.
+    #[must_use]
+    pub fn rounded(&self, dtype: Dtype) -> Cow<'_, Self> {
+        match self {
+            Self::Cpu(_) if dtype == Dtype::F32 => Cow::Borrowed(self),
+            Self::Cpu(xs) => {
+                let mut xs = xs.clone();
+                slice_to_dtype(&mut xs, dtype);
+                Cow::Owned(Self::Cpu(xs))
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(xs) if xs.dtype() == dtype && xs.width() == xs.len() => Cow::Borrowed(self),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(xs) => Cow::Owned(Self::Cuda(xs.rounded_to(dtype))),
         }
     }
 

@@ -89,11 +89,18 @@ pub const TINY: &str = "name = \"x\"\nsteps = 3\nmodel.preset = \"tiny-jamba\"\n
     rollout.prompts_per_step = 4\nrollout.rollouts_per_prompt = 8\nrollout.max_new_tokens = 8\n\
     task.max_operand = 99\ncheck.legs = [\"prefill\"]\n";
 
+/// Kernel by kernel, and decode batches of the captured sizes as graphs, odd ones padded.
+const LAUNCHES: [&str; 2] = ["engine.enforce_eager=true", "engine.enforce_eager=false"];
+
 #[test]
 fn scoring_runs_of_every_family() {
-    for preset in ["tiny-jamba", "tiny-mamba", "tiny-llama"] {
+    for (preset, launches) in ["tiny-jamba", "tiny-mamba", "tiny-llama"]
+        .into_iter()
+        .flat_map(|p| LAUNCHES.map(|l| (p, l)))
+    {
         let model = format!("model.preset={preset}");
-        same_on_both(preset, TINY, &[&model, "trainer.update=none"]);
+        let name = format!("{preset}, {launches}");
+        same_on_both(&name, TINY, &[&model, launches, "trainer.update=none"]);
     }
     for folder in ["tiny-jamba-moe", "tiny-qwen2", "tiny-qwen3"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
@@ -121,10 +128,14 @@ fn processed_logprobs_and_filters() {
 #[test]
 fn training_runs() {
     let warm = ["trainer.warm_start.steps=6", "trainer.warm_start.batch=8"];
-    for preset in ["tiny-jamba", "tiny-mamba", "tiny-llama"] {
+    for (preset, launches) in ["tiny-jamba", "tiny-mamba", "tiny-llama"]
+        .into_iter()
+        .flat_map(|p| LAUNCHES.map(|l| (p, l)))
+    {
         let model = format!("model.preset={preset}");
-        let set = [&warm[..], &[&model, "trainer.kl_coef=0.01", "check.greedy_eval_prompts=8"]];
-        same_on_both(&format!("training {preset}"), TINY, &set.concat());
+        let own = [&*model, launches, "trainer.kl_coef=0.01", "check.greedy_eval_prompts=8"];
+        let name = format!("training {preset}, {launches}");
+        same_on_both(&name, TINY, &[&warm[..], &own].concat());
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-jamba-moe");
     let toml = TINY.replace("model.preset = \"tiny-jamba\"\n", "");
@@ -156,7 +167,10 @@ fn bf16_is_exact_at_any_batch_size() {
     for (dtype, state) in [("f32", "f32"), ("f32", "bf16"), ("bf16", "f32"), ("bf16", "bf16")] {
         let dtypes =
             [format!("model.dtype={dtype}"), format!("engine.mamba_ssm_cache_dtype={state}")];
-        for (seqs, budget) in [("1", "96"), ("3", "100"), ("64", "128"), ("1024", "8192")] {
+        for (seqs, budget, launches) in [("1", "96"), ("3", "100"), ("64", "128"), ("1024", "8192")]
+            .into_iter()
+            .flat_map(|(seqs, budget)| LAUNCHES.map(|launches| (seqs, budget, launches)))
+        {
             let sizes = [
                 format!("engine.max_num_seqs={seqs}"),
                 format!("engine.max_num_batched_tokens={budget}"),
@@ -164,12 +178,9 @@ fn bf16_is_exact_at_any_batch_size() {
             let set: Vec<&str> = dtypes.iter().chain(&sizes).map(String::as_str).collect();
             let rollouts =
                 if seqs == "1024" { "rollout.rollouts_per_prompt=256" } else { "steps=2" };
-            let set = [&set[..], &[rollouts, "trainer.update=none"]].concat();
-            exact(
-                &format!("{dtype}, state {state}, {seqs} sequences, budget {budget}"),
-                TINY,
-                &set,
-            );
+            let set = [&set[..], &[rollouts, launches, "trainer.update=none"]].concat();
+            let sizes = format!("{seqs} sequences, budget {budget}, {launches}");
+            exact(&format!("{dtype}, state {state}, {sizes}"), TINY, &set);
         }
         let set: Vec<&str> = dtypes.iter().map(String::as_str).collect();
         // A pool that holds a few requests at a time, which need another block on their way.
@@ -180,10 +191,14 @@ fn bf16_is_exact_at_any_batch_size() {
             "rollout.ignore_eos=true",
             "trainer.update=none",
         ];
-        let name = format!("{dtype}, state {state}, a tight pool");
-        let Some(left) = exact(&name, TINY, &[&set[..], &tight].concat()) else { return };
-        assert!(left.summary.preemptions > Some(0), "{name}: no preemption");
         let train = ["trainer.warm_start.steps=3", "trainer.warm_start.batch=8"];
-        exact(&format!("{dtype}, state {state}, training"), TINY, &[&set[..], &train].concat());
+        for launches in LAUNCHES {
+            let name = format!("{dtype}, state {state}, a tight pool, {launches}");
+            let tight = [&set[..], &tight, &[launches]].concat();
+            let Some(left) = exact(&name, TINY, &tight) else { return };
+            assert!(left.summary.preemptions > Some(0), "{name}: no preemption");
+            let train = [&set[..], &train, &[launches]].concat();
+            exact(&format!("{dtype}, state {state}, training, {launches}"), TINY, &train);
+        }
     }
 }

@@ -1,10 +1,12 @@
 //! Matrix products on the device (kernels/gemm.cu, kernels/gemm_mma.cu).
 //!
-//! With f32 weights, and for every gradient, bit for bit the CPU's. With bf16 weights the forward
-//! product runs on tensor cores: one f32 accumulator of mma.m16n8k16 an output, k ascending, which
-//! the CPU's sums differ from in their last bits. The library may take our kernel's place where it
-//! gives the same bits; see [`Library`]. In every case an output's bits depend on its row of x and
-//! its row of w alone.
+//! With f32 weights bit for bit the CPU's. With bf16 weights the forward product runs on tensor
+//! cores: one f32 accumulator of mma.m16n8k16 an output, k ascending, which the CPU's sums differ
+//! from in their last bits. The library may take our kernel's place where it gives the same bits;
+//! see [`Library`]. In every case an output's bits depend on its row of x and its row of w alone.
+//!
+//! Gradients with bf16 weights are of bf16 matrices too, summed in f32 in an order that the library
+//! chooses for the shape: the same shapes have the same bits, and nothing else is promised.
 
 // Launches are raw calls: each wrapper asserts the lengths that its kernels index.
 #![allow(unsafe_code)]
@@ -18,7 +20,7 @@ pub use library::Library;
 pub use linear::Linear;
 pub(in crate::ops) use problem::ALIGNMENT;
 
-use cudarc::driver::{CudaView, CudaViewMut};
+use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut};
 
 use super::Into;
 use crate::config::{Arithmetic, Dtype};
@@ -46,15 +48,31 @@ struct Shape {
     k: u64,
 }
 
-/// A forward product of bf16 matrices: elements from one row of x to the next, dtype of y.
+/// Which of a projection's products, from x[M, K], w[N, K] and y[M, N].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Form {
+    /// y = x · wᵀ.
+    Forward,
+    /// dx = dy · w.
+    InputGradient,
+    /// dw = dyᵀ · x.
+    WeightGradient,
+}
+
+/// A product of bf16 matrices: elements from one row of x to the next, dtype of what comes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Product {
+    form: Form,
     shape: Shape,
     pitch: u64,
     dtype: Dtype,
 }
 
 impl Product {
+    fn forward(shape: Shape, pitch: u64, dtype: Dtype) -> Self {
+        Self { form: Form::Forward, shape, pitch, dtype }
+    }
+
     /// The same at a number of rows that stands for those about as many: tiles suit a range.
     fn rounded(self) -> Self {
         let step = match self.shape.m {
@@ -132,7 +150,7 @@ fn product(
         return y_mn;
     }
     let y = y_mn.rows(weight.outputs);
-    let product = Product { shape, pitch: x.pitch(), dtype };
+    let product = Product::forward(shape, x.pitch(), dtype);
     if !gpu.library().product(gpu, arithmetic, product, &x, &weight.bytes_nk, &y) {
         forward_mma(gpu, shape, &x, &weight.bytes_nk, &y);
     }
@@ -165,46 +183,63 @@ pub fn forward_defined(x_mk: &Floats, weight: &Weight<'_>, dtype: Dtype) -> Floa
     y_mn
 }
 
-/// `dx[M, K] (+)= dy[M, N] · W`, in f32 for either dtype of the weight.
-pub fn input_gradient(
-    gpu: &Gpu,
-    dy_mn: &CudaView<'_, f32>,
-    weight: &Weight<'_>,
-    into: Into,
-    dx_mk: &mut CudaViewMut<'_, f32>,
-) {
-    let shape = weight.shape(dx_mk.len());
+/// `dx[M, K] (+)= dy[M, N] · W`. dy, dense, and the weight are of one dtype; dx is f32.
+pub fn input_gradient(dy_mn: &Floats, weight: &Weight<'_>, into: Into, dx_mk: &mut Floats) {
+    let (gpu, shape) = (dy_mn.gpu(), weight.shape(dx_mk.len()));
     assert_eq!(dy_mn.len() as u64, shape.m * shape.n, "dy is not [{}, {}]", shape.m, shape.n);
+    assert_eq!(dy_mn.dtype(), weight.dtype, "dy and the weight are of one dtype");
     if shape.m == 0 {
         return;
     }
+    let mut dx_mk = dx_mk.view_mut();
     let kernel = match weight.dtype {
         Dtype::F32 => Kernel::gemm_input_gradient_f32,
-        Dtype::Bf16 => Kernel::gemm_input_gradient_bf16,
+        Dtype::Bf16 => {
+            let form = Form::InputGradient;
+            let product = Product { form, shape, pitch: shape.k, dtype: Dtype::F32 };
+            let w = weight.bytes_nk.device_ptr(gpu.stream()).0;
+            let at = [w, dy_mn.rows(weight.outputs).address(), address(gpu, &mut dx_mk)];
+            if gpu.library().gradient(gpu, product, into, at) {
+                return;
+            }
+            Kernel::gemm_input_gradient_bf16
+        }
     };
+    let adds = u32::from(into == Into::Add);
     launch!(gpu, kernel, grid(shape.m, shape.k), THREADS, 0;
-        dy_mn, &weight.bytes_nk, &shape.m, &shape.n, &shape.k, &u32::from(into == Into::Add),
-        dx_mk);
+        &dy_mn.widened().view(), &weight.bytes_nk, &shape.m, &shape.n, &shape.k, &adds, &mut dx_mk);
 }
 
-/// dW[N, K] += dyᵀ · x for y = x · Wᵀ; rows ascend.
+/// dW[N, K] += dyᵀ · x for y = x · Wᵀ. dy and x, dense, are of one dtype; f32 rows ascend.
 pub fn weight_gradient(
-    gpu: &Gpu,
-    dy_mn: &CudaView<'_, f32>,
-    x_mk: &CudaView<'_, f32>,
+    dy_mn: &Floats,
+    x_mk: &Floats,
     outputs: usize,
     dw_nk: &mut CudaViewMut<'_, f32>,
 ) {
-    let (m, inner) = (dy_mn.len() / outputs, dw_nk.len() / outputs);
+    let (gpu, m, inner) = (dy_mn.gpu(), dy_mn.len() / outputs, dw_nk.len() / outputs);
     assert_eq!(dy_mn.len(), m * outputs, "dy is not [{m}, {outputs}]");
     assert_eq!(dw_nk.len(), inner * outputs, "dw is not [{outputs}, {inner}]");
     assert_eq!(x_mk.len(), m * inner, "x is not [{m}, {inner}]");
+    assert_eq!(dy_mn.dtype(), x_mk.dtype(), "dy and x are of one dtype");
     if m == 0 {
         return;
     }
-    let (m, n, k) = (m as u64, outputs as u64, inner as u64);
-    launch!(gpu, Kernel::gemm_weight_gradient, grid(n, k), THREADS, 0;
-        dy_mn, x_mk, &m, &n, &k, dw_nk);
+    let shape = Shape { m: m as u64, n: outputs as u64, k: inner as u64 };
+    if dy_mn.dtype() == Dtype::Bf16 {
+        let form = Form::WeightGradient;
+        let product = Product { form, shape, pitch: shape.k, dtype: Dtype::F32 };
+        let at = [x_mk.rows(inner).address(), dy_mn.rows(outputs).address(), address(gpu, dw_nk)];
+        if gpu.library().gradient(gpu, product, Into::Add, at) {
+            return;
+        }
+    }
+    launch!(gpu, Kernel::gemm_weight_gradient, grid(shape.n, shape.k), THREADS, 0;
+        &dy_mn.widened().view(), &x_mk.widened().view(), &shape.m, &shape.n, &shape.k, dw_nk);
+}
+
+fn address(gpu: &Gpu, view: &mut CudaViewMut<'_, f32>) -> u64 {
+    view.device_ptr_mut(gpu.stream()).0
 }
 
 /// `dbias[N]` += the rows' sum, rows ascending; nothing where there is no bias.

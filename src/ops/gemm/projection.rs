@@ -65,8 +65,24 @@ impl Projection {
         }
     }
 
-    /// `dx[M, K] (+)= dy[M, N] · W`.
-    pub fn input_gradient(&self, dy_mn: &Array, into: Into, dx_mk: &mut Array) {
+    /// From dy[M, N] and the forward's x[M, K]: `dx (+)= dy · W`, `dW[N, K] += dyᵀ · x` and, where
+    /// there is a bias, `dbias[N] += Σ dy`. Both products take dy rounded to `dtype`, of which W and
+    /// x are; their sums are f32. Invariant rows ascend, but for bf16 on a GPU.
+    pub fn backward(
+        &self,
+        dy_mn: &Array,
+        x_mk: &Array,
+        dtype: Dtype,
+        (dw_nk, dbias_n): (SliceMut<'_>, SliceMut<'_>),
+        (into, dx_mk): (Into, &mut Array),
+    ) {
+        self.bias_gradient(dy_mn, dbias_n);
+        let dy_mn = dy_mn.rounded(dtype);
+        self.weight_gradient(&dy_mn, x_mk, dw_nk);
+        self.input_gradient(&dy_mn, into, dx_mk);
+    }
+
+    fn input_gradient(&self, dy_mn: &Array, into: Into, dx_mk: &mut Array) {
         match self {
             Self::Cpu(linear) => linear.input_gradient(dy_mn.cpu(), into, dx_mk.cpu_mut()),
             Self::Library(linear) => linear.input_gradient(dy_mn.cpu(), into, dx_mk.cpu_mut()),
@@ -75,35 +91,22 @@ impl Projection {
         }
     }
 
-    /// `dW[N, K] += dyᵀ · x` for this projection's x[M, K]; invariant rows ascend.
-    pub fn weight_gradient(&self, dy_mn: &Array, x_mk: &Array, mut dw_nk: SliceMut<'_>) {
+    fn weight_gradient(&self, dy_mn: &Array, x_mk: &Array, mut dw_nk: SliceMut<'_>) {
+        let (dy, x) = (dy_mn, x_mk);
         match self {
-            Self::Cpu(linear) => {
-                weight_gradient(dy_mn.cpu(), x_mk.cpu(), linear.outputs(), dw_nk.cpu());
-            }
-            Self::Library(linear) => {
-                linear.weight_gradient(dy_mn.cpu(), x_mk.cpu(), dw_nk.cpu());
-            }
+            Self::Cpu(linear) => weight_gradient(dy.cpu(), x.cpu(), linear.outputs(), dw_nk.cpu()),
+            Self::Library(linear) => linear.weight_gradient(dy.cpu(), x.cpu(), dw_nk.cpu()),
             #[cfg(feature = "cuda")]
-            Self::Cuda(linear) => {
-                let (dy, x) = (dy_mn.cuda(), x_mk.cuda().widened());
-                let (outputs, dw_nk) = (linear.outputs(), dw_nk.cuda());
-                cuda::weight_gradient(dy.gpu(), &dy.view(), &x.view(), outputs, dw_nk);
-            }
+            Self::Cuda(linear) => linear.weight_gradient(dy.cuda(), x.cuda(), dw_nk),
         }
     }
 
-    /// `dbias[N] += Σ dy`, rows ascending; nothing where there is no bias.
-    pub fn bias_gradient(&self, dy_mn: &Array, mut dbias_n: SliceMut<'_>) {
+    /// Rows ascending.
+    fn bias_gradient(&self, dy_mn: &Array, mut dbias_n: SliceMut<'_>) {
         match self {
             Self::Cpu(_) | Self::Library(_) => bias_gradient(dy_mn.cpu(), dbias_n.cpu()),
             #[cfg(feature = "cuda")]
-            Self::Cuda(_) if dbias_n.is_empty() => {}
-            #[cfg(feature = "cuda")]
-            Self::Cuda(_) => {
-                let dy = dy_mn.cuda();
-                cuda::bias_gradient(dy.gpu(), &dy.view(), dbias_n.cuda());
-            }
+            Self::Cuda(linear) => linear.bias_gradient(dy_mn.cuda(), dbias_n),
         }
     }
 }

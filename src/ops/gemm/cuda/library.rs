@@ -16,7 +16,8 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, DevicePtr};
 
-use super::problem::{family, tiles, unsplit, Addresses, Algorithm, Problem, ALIGNMENT};
+use super::super::Into;
+use super::problem::{family, tiles, unsplit, Addresses, Algorithm, Problem};
 use super::{forward_mma, timing, Product, Shape};
 use crate::base::Stream;
 use crate::config::{Arithmetic, Dtype};
@@ -114,7 +115,7 @@ impl Library {
         k: usize,
     ) -> Option<bool> {
         let shape = Shape { m: m as u64, n: n as u64, k: k as u64 };
-        let product = Product { shape, pitch: shape.k, dtype: Dtype::F32 };
+        let product = Product::forward(shape, shape.k, Dtype::F32);
         self.plans().made.get(&(arithmetic, product)).map(Option::is_some)
     }
 
@@ -133,16 +134,12 @@ impl Library {
         w_nk: &CudaView<'_, u8>,
         y_mn: &RowsArgument,
     ) -> bool {
-        let stream = gpu.stream();
-        let starts = [w_nk.device_ptr(stream).0, x_mk.address(), y_mn.address()];
-        let Shape { n, k, .. } = product.shape;
-        let rows = [product.pitch * 2, k * 2, n * product.dtype.bytes()];
-        if !starts.into_iter().chain(rows).all(|bytes| bytes.is_multiple_of(ALIGNMENT)) {
+        let at = self.addresses(gpu, x_mk, w_nk, y_mn);
+        if !product.is_aligned(&at) {
             return false;
         }
-        stream.context().bind_to_thread().or_fail("bind the device to this thread");
+        gpu.stream().context().bind_to_thread().or_fail("bind the device to this thread");
         let mut plans = self.plans();
-        let at = self.addresses(gpu, x_mk, w_nk, y_mn);
         if !plans.made.contains_key(&(arithmetic, product)) {
             let plan = self.plan(gpu, &mut plans, arithmetic, product, (w_nk, at));
             plans.made.insert((arithmetic, product), plan);
@@ -150,6 +147,33 @@ impl Library {
         let Some(Some(plan)) = plans.made.get(&(arithmetic, product)) else { return false };
         self.run(gpu, plan, at);
         true
+    }
+
+    /// The product of a gradient, of bf16 matrices into f32: the library's first choice, whose
+    /// order is its own. False where our own kernel must do it.
+    pub(super) fn gradient(
+        &self,
+        gpu: &Arc<Gpu>,
+        product: Product,
+        into: Into,
+        [left, right, out]: [u64; 3],
+    ) -> bool {
+        let at = self.with_workspace(gpu, [left, right, out]);
+        if !product.is_aligned(&at) {
+            return false;
+        }
+        gpu.stream().context().bind_to_thread().or_fail("bind the device to this thread");
+        let (mut plans, key) = (self.plans(), (Arithmetic::Fast, product));
+        let plan = plans.made.entry(key).or_insert_with(|| self.first_choice(product));
+        let Some(plan) = plan else { return false };
+        self.run_problem(gpu, &plan.problem, &plan.algorithm, at, into);
+        true
+    }
+
+    fn first_choice(&self, product: Product) -> Option<Plan> {
+        let problem = Problem::new(product).or_fail("describe a product to cuBLASLt");
+        let offers = problem.offers(self.handle, WORKSPACE_BYTES).or_fail("ask cuBLASLt");
+        Some(Plan { algorithm: offers.into_iter().next()?, problem })
     }
 
     fn plan(
@@ -160,14 +184,13 @@ impl Library {
         product: Product,
         (w_nk, at): (&CudaView<'_, u8>, Addresses),
     ) -> Option<Plan> {
+        if arithmetic == Arithmetic::Fast {
+            return self.first_choice(product);
+        }
         let problem = Problem::new(product).or_fail("describe a product to cuBLASLt");
         let admits =
             |algorithm: &Algorithm| problem.admits(self.handle, algorithm, WORKSPACE_BYTES);
         let offers = || problem.offers(self.handle, WORKSPACE_BYTES).or_fail("ask cuBLASLt");
-        if arithmetic == Arithmetic::Fast {
-            let algorithm = offers().into_iter().next()?;
-            return Some(Plan { problem, algorithm });
-        }
         let about = product.rounded();
         let known = plans.ranked.get(&about).and_then(|ranked| ranked.iter().find(|a| admits(a)));
         if let Some(&algorithm) = known {
@@ -187,7 +210,7 @@ impl Library {
             }
         }
         let run = |algorithm: &Algorithm| {
-            self.run_problem(gpu, &problem, algorithm, at);
+            self.run_problem(gpu, &problem, algorithm, at, Into::Overwrite);
         };
         let ranked = timing::rank(gpu, trusted, run);
         let &algorithm = ranked.first()?;
@@ -210,7 +233,7 @@ impl Library {
             return plans.distrust.is_none();
         }
         let shape = Shape { m: PROOF_ROWS, n, k };
-        let proof = Product { shape, pitch: k, dtype: product.dtype };
+        let proof = Product::forward(shape, k, product.dtype);
         let problem = Problem::new(proof).or_fail("describe a product to cuBLASLt");
         if !problem.admits(self.handle, algorithm, WORKSPACE_BYTES) {
             return false;
@@ -263,23 +286,30 @@ impl Library {
         w_nk: &CudaView<'_, u8>,
         y_mn: &RowsArgument,
     ) -> Addresses {
-        Addresses {
-            x: x_mk.address(),
-            w: w_nk.device_ptr(gpu.stream()).0,
-            y: y_mn.address(),
-            workspace: self.workspace.device_ptr(gpu.stream()).0,
-            workspace_bytes: WORKSPACE_BYTES,
-        }
+        let w = w_nk.device_ptr(gpu.stream()).0;
+        self.with_workspace(gpu, [w, x_mk.address(), y_mn.address()])
+    }
+
+    fn with_workspace(&self, gpu: &Gpu, [left, right, out]: [u64; 3]) -> Addresses {
+        let workspace = self.workspace.device_ptr(gpu.stream()).0;
+        Addresses { left, right, out, workspace, workspace_bytes: WORKSPACE_BYTES }
     }
 
     fn run(&self, gpu: &Gpu, plan: &Plan, at: Addresses) {
-        self.run_problem(gpu, &plan.problem, &plan.algorithm, at);
+        self.run_problem(gpu, &plan.problem, &plan.algorithm, at, Into::Overwrite);
     }
 
-    fn run_problem(&self, gpu: &Gpu, problem: &Problem, algorithm: &Algorithm, at: Addresses) {
+    fn run_problem(
+        &self,
+        gpu: &Gpu,
+        problem: &Problem,
+        algorithm: &Algorithm,
+        at: Addresses,
+        into: Into,
+    ) {
         let stream = gpu.stream().cu_stream().cast();
-        // SAFETY: the callers' lengths are the shape's, and `product` has checked the alignment.
-        let done = unsafe { problem.run(self.handle, algorithm, at, stream) };
+        // SAFETY: the callers' lengths are the shape's, and they have checked the alignment.
+        let done = unsafe { problem.run(self.handle, algorithm, at, into, stream) };
         done.or_fail("multiply by cuBLASLt");
     }
 }

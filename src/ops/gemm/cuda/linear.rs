@@ -1,7 +1,8 @@
 //! A weight and its bias on the device: its half of [`Projection`](super::super::Projection).
 
-use super::{forward, input_gradient, Weight};
+use super::{bias_gradient, forward, input_gradient, weight_gradient, Weight};
 use crate::config::{Arithmetic, Dtype};
+use crate::ops::array::SliceMut;
 use crate::ops::cuda::Floats;
 use crate::ops::gemm::Into;
 use crate::ops::weights::{cuda::Bytes, Part};
@@ -54,6 +55,18 @@ impl Linear {
 
     /// `dx[M, K] (+)= dy[M, N] · W`.
     pub fn input_gradient(&self, dy_mn: &Floats, into: Into, dx_mk: &mut Floats) {
-        input_gradient(dy_mn.gpu(), &dy_mn.view(), &self.weight(), into, &mut dx_mk.view_mut());
+        input_gradient(dy_mn, &self.weight(), into, dx_mk);
+    }
+
+    /// `dW[N, K] += dyᵀ · x`.
+    pub fn weight_gradient(&self, dy_mn: &Floats, x_mk: &Floats, mut dw_nk: SliceMut<'_>) {
+        weight_gradient(dy_mn, &x_mk.in_rows(x_mk.len()), self.outputs, dw_nk.cuda());
+    }
+
+    /// `dbias[N] += Σ dy`; nothing where there is no bias.
+    pub fn bias_gradient(&self, dy_mn: &Floats, mut dbias_n: SliceMut<'_>) {
+        if !dbias_n.is_empty() {
+            bias_gradient(dy_mn.gpu(), &dy_mn.view(), dbias_n.cuda());
+        }
     }
 }

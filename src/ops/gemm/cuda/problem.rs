@@ -8,35 +8,81 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::{Product, Shape};
+use super::{Form, Product, Shape};
 use crate::config::Dtype;
+use crate::ops::gemm::Into;
 
 /// Bytes that every pointer given to the library is a multiple of.
 pub(in crate::ops) const ALIGNMENT: u64 = 16;
 /// Answers asked of the heuristic; it never gives more.
 const ANSWERS: usize = 8;
-/// `CUBLAS_OP_T`, which is of cuBLAS's bindings and not of cuBLASLt's.
+/// `CUBLAS_OP_N` and `CUBLAS_OP_T`, which are of cuBLAS's bindings and not of cuBLASLt's.
+const AS_IT_IS: i32 = 0;
 const TRANSPOSED: i32 = 1;
 
 use sys::cublasLtMatmulAlgoConfigAttributes_t as Config;
 
-/// y[M, N] = x[M, K] · w[N, K]ᵀ of bf16, to f32 or bf16. In the library's columns first: the
-/// transpose of w is [N, K], x is [K, M] and y is [N, M], so that every number of rows is a number
-/// of columns.
+/// `out (+)= left · right` of bf16 matrices, to f32 or bf16, each as the library sees it: columns
+/// first, so that a matrix whose rows lie one after another is its transpose.
 #[derive(Debug)]
 pub(super) struct Problem {
     description: sys::cublasLtMatmulDesc_t,
-    w: sys::cublasLtMatrixLayout_t,
-    x: sys::cublasLtMatrixLayout_t,
-    y: sys::cublasLtMatrixLayout_t,
+    left: sys::cublasLtMatrixLayout_t,
+    right: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+}
+
+/// A matrix whose columns lie one after another.
+struct Matrix {
+    rows: u64,
+    columns: u64,
+    /// Elements from one column to the next.
+    pitch: u64,
+    /// Whether its transpose is what is multiplied.
+    turned: bool,
+}
+
+impl Matrix {
+    const fn new(rows: u64, columns: u64, pitch: u64) -> Self {
+        Self { rows, columns, pitch, turned: false }
+    }
+
+    const fn turned(self) -> Self {
+        Self { turned: true, ..self }
+    }
+
+    fn layout(&self, dtype: sys::cudaDataType) -> Result<sys::cublasLtMatrixLayout_t, CublasError> {
+        result::create_matrix_layout(dtype, self.rows, self.columns, self.pitch as i64)
+    }
+}
+
+impl Product {
+    /// Left, right and out. In the library's order w is [K, N], x is [K, M] and y is [N, M].
+    const fn matrices(self) -> [Matrix; 3] {
+        let Self { form, shape: Shape { m, n, k }, pitch, .. } = self;
+        let (w, x, y) = (Matrix::new(k, n, k), Matrix::new(k, m, pitch), Matrix::new(n, m, n));
+        match form {
+            Form::Forward => [w.turned(), x, y],
+            Form::InputGradient => [w, y, x],
+            Form::WeightGradient => [x, y.turned(), w],
+        }
+    }
+
+    /// Whether the library takes matrices at these addresses.
+    pub(super) fn is_aligned(self, at: &Addresses) -> bool {
+        let [left, right, out] = self.matrices();
+        let pitches = [left.pitch * 2, right.pitch * 2, out.pitch * self.dtype.bytes()];
+        let starts = [at.left, at.right, at.out];
+        starts.into_iter().chain(pitches).all(|bytes| bytes.is_multiple_of(ALIGNMENT))
+    }
 }
 
 /// Device addresses of a product's three matrices, and of memory that the library may write to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
-    pub x: CUdeviceptr,
-    pub w: CUdeviceptr,
-    pub y: CUdeviceptr,
+    pub left: CUdeviceptr,
+    pub right: CUdeviceptr,
+    pub out: CUdeviceptr,
     pub workspace: CUdeviceptr,
     pub workspace_bytes: usize,
 }
@@ -47,28 +93,33 @@ pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
 impl Problem {
     pub fn new(product: Product) -> Result<Self, CublasError> {
         use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
-        let Product { shape: Shape { m, n, k }, pitch, dtype } = product;
+        let [left, right, out] = product.matrices();
         let mut problem =
-            Self { description: null_mut(), w: null_mut(), x: null_mut(), y: null_mut() };
+            Self { description: null_mut(), left: null_mut(), right: null_mut(), out: null_mut() };
         problem.description =
             result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
-        let turned = TRANSPOSED;
-        // SAFETY: the description was just made, and the attribute is a 32-bit number.
-        unsafe {
-            result::set_matmul_desc_attribute(
-                problem.description,
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
-                (&raw const turned).cast(),
-                size_of::<i32>(),
-            )?;
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        for (attribute, turned) in [
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, left.turned),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, right.turned),
+        ] {
+            let operation = if turned { TRANSPOSED } else { AS_IT_IS };
+            // SAFETY: the description was just made, and the attribute is a 32-bit number.
+            unsafe {
+                result::set_matmul_desc_attribute(
+                    problem.description,
+                    attribute,
+                    (&raw const operation).cast(),
+                    size_of::<i32>(),
+                )?;
+            }
         }
-        problem.w = result::create_matrix_layout(CUDA_R_16BF, k, n, k as i64)?;
-        problem.x = result::create_matrix_layout(CUDA_R_16BF, k, m, pitch as i64)?;
-        let y = match dtype {
+        problem.left = left.layout(CUDA_R_16BF)?;
+        problem.right = right.layout(CUDA_R_16BF)?;
+        problem.out = out.layout(match product.dtype {
             Dtype::F32 => CUDA_R_32F,
             Dtype::Bf16 => CUDA_R_16BF,
-        };
-        problem.y = result::create_matrix_layout(y, n, m, n as i64)?;
+        })?;
         Ok(problem)
     }
 
@@ -88,10 +139,10 @@ impl Problem {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 handle,
                 self.description,
-                self.w,
-                self.x,
-                self.y,
-                self.y,
+                self.left,
+                self.right,
+                self.out,
+                self.out,
                 preference.0,
                 ANSWERS as i32,
                 answers.as_mut_ptr(),
@@ -122,10 +173,10 @@ impl Problem {
             sys::cublasLtMatmulAlgoCheck(
                 handle,
                 self.description,
-                self.w,
-                self.x,
-                self.y,
-                self.y,
+                self.left,
+                self.right,
+                self.out,
+                self.out,
                 algorithm,
                 &mut answer,
             )
@@ -142,9 +193,10 @@ impl Problem {
         handle: sys::cublasLtHandle_t,
         algorithm: &Algorithm,
         at: Addresses,
+        into: Into,
         stream: sys::cudaStream_t,
     ) -> Result<(), CublasError> {
-        let (one, zero) = (1.0_f32, 0.0_f32);
+        let (one, kept) = (1.0_f32, if into == Into::Add { 1.0_f32 } else { 0.0 });
         let pointer = |address: CUdeviceptr| address as *mut c_void;
         // SAFETY: the caller's promise; the scalars are read before the call returns.
         unsafe {
@@ -152,15 +204,15 @@ impl Problem {
                 handle,
                 self.description,
                 (&raw const one).cast(),
-                (&raw const zero).cast(),
-                pointer(at.w),
-                self.w,
-                pointer(at.x),
-                self.x,
-                pointer(at.y),
-                self.y,
-                pointer(at.y),
-                self.y,
+                (&raw const kept).cast(),
+                pointer(at.left),
+                self.left,
+                pointer(at.right),
+                self.right,
+                pointer(at.out),
+                self.out,
+                pointer(at.out),
+                self.out,
                 algorithm,
                 pointer(at.workspace),
                 at.workspace_bytes,
@@ -172,7 +224,9 @@ impl Problem {
 
 impl Drop for Problem {
     fn drop(&mut self) {
-        for layout in [self.w, self.x, self.y].into_iter().filter(|layout| !layout.is_null()) {
+        for layout in
+            [self.left, self.right, self.out].into_iter().filter(|layout| !layout.is_null())
+        {
             // SAFETY: made by `new` and destroyed only here. A failure would leak some bytes.
             let _ = unsafe { result::destroy_matrix_layout(layout) };
         }
