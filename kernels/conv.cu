@@ -6,6 +6,7 @@
 // no sum is shared. Bit for bit src/ops/conv.rs, forward and backward.
 #include "arrays.cuh"
 #include "pages.cuh"
+#include "ordered.cuh"
 
 __device__ __forceinline__ const unsigned char* held_state(const State& state, uint32_t span) {
     return state.pages != nullptr && state.reads[span] ? source_at(state, span) : nullptr;
@@ -256,10 +257,14 @@ extern "C" __global__ void conv_backward_weights(
     for (uint32_t span = 0; span < spans; ++span) {
         const uint64_t start = starts[span];
         const uint64_t end = start + lens[span];
-        for (uint64_t token = start + back; token < end; ++token) {
-            const float dpre = dpre_td[token * channels + channel];
-            sum += is_bias ? dpre : dpre * x_td[(token - back) * channels + channel];
-        }
+        const uint64_t count = end > start + back ? end - start - back : 0;
+        const float* x = x_td + start * channels + channel;
+        const float* dpre = dpre_td + (start + back) * channels + channel;
+        sum = is_bias
+            ? add_in_order<32>(sum, count, [&](uint64_t t) { return dpre[t * channels]; })
+            : add_in_order<32>(sum, count, [&](uint64_t t) {
+                  return dpre[t * channels] * x[t * channels];
+              });
     }
     *out = sum;
 }

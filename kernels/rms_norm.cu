@@ -3,6 +3,7 @@
 // Shape letters: T rows, H width. Order: the 16 lanes of `lanes.cuh` over one row.
 #include "arrays.cuh"
 #include "lanes.cuh"
+#include "ordered.cuh"
 
 __device__ __forceinline__ float inverse_root(float sum, uint32_t width, float eps) {
     return __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, (float)width) + eps));
@@ -154,17 +155,15 @@ extern "C" __global__ void rms_norm_backward_x(const float* x_th, const float* w
 }
 
 // dw[H] += sum over rows of dy * x * scale, rows ascending from dw itself; one thread a column.
-extern "C" __global__ void rms_norm_backward_w(const float* x_th, const float* dy_th,
-                                               const float* scale_t, uint64_t rows, uint64_t width,
-                                               float* dw_h) {
+extern "C" __global__ void rms_norm_backward_w(const float* __restrict__ x_th,
+                                               const float* __restrict__ dy_th,
+                                               const float* __restrict__ scale_t, uint64_t rows,
+                                               uint64_t width, float* __restrict__ dw_h) {
     uint64_t h = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (h >= width) {
         return;
     }
-    float sum = dw_h[h];
-#pragma unroll 8
-    for (uint64_t t = 0; t < rows; t++) {
-        sum = sum + dy_th[t * width + h] * x_th[t * width + h] * scale_t[t];
-    }
-    dw_h[h] = sum;
+    dw_h[h] = add_in_order<32>(dw_h[h], rows, [&](uint64_t t) {
+        return dy_th[t * width + h] * x_th[t * width + h] * scale_t[t];
+    });
 }

@@ -7,6 +7,7 @@
 //
 // Every kernel comes twice: `_16` holds the 16 states of nearly every Mamba-1 in registers, `_any`
 // keeps N of them in `spill`, [spans, D, N] floats.
+#include "ordered.cuh"
 #include "scan.cuh"
 
 // Field for field `SequencesArgument` of src/ops/scan/cuda.rs.
@@ -117,9 +118,9 @@ extern "C" __global__ void scan_store(
 
 // The backward of sequences that start from nothing, for the channels `first`..`first + width`:
 // the rows' own gradients, and of every row, channel and state the terms of dB, dC and dA_log,
-// [T, width, N] each, which other kernels sum in order. Grid (spans, tiles of the width).
+// [T, N, width] each, which other kernels sum in order. Grid (spans, tiles of the width).
 //
-// The states are recomputed into `now_twn` (before rounding), then the thread walks back:
+// The states are recomputed into `now_tnw` (before rounding), then the thread walks back:
 // p_t = g_t*C_t + exp(delta_{t+1}*A)*p_{t+1} (Mamba, Gu and Dao 2023). A state that has been used
 // makes room for its term of dC.
 template <int FIXED>
@@ -141,9 +142,9 @@ __device__ __forceinline__ void backward(
     uint32_t first,
     uint32_t width,
     float* __restrict__ spill,
-    float* __restrict__ now_twn,
-    float* __restrict__ db_twn,
-    float* __restrict__ da_twn,
+    float* __restrict__ now_tnw,
+    float* __restrict__ db_tnw,
+    float* __restrict__ da_tnw,
     float* __restrict__ dx_td,
     float* __restrict__ ddt_td,
     float* __restrict__ dz_td) {
@@ -170,9 +171,9 @@ __device__ __forceinline__ void backward(
         const uint64_t here = row * channels + channel;
         const float delta = softplus(dt_td[here] + dt_bias);
         step<FIXED>(h, a, b_tn + row * n, c_tn + row * n, n, delta, c_td[here]);
-        float* now_n = now_twn + (row * width + within) * n;
+        float* now_n = now_tnw + row * n * width + within;
 #pragma unroll
-        for (uint32_t i = 0; i < n; ++i) now_n[i] = h[i];
+        for (uint32_t i = 0; i < n; ++i) now_n[static_cast<uint64_t>(i) * width] = h[i];
         round_states<FIXED>(h, n, state_dtype);
     }
 
@@ -181,7 +182,7 @@ __device__ __forceinline__ void backward(
     for (uint32_t i = 0; i < n; ++i) p[i] = 0.0f;
     for (uint64_t row = end; row-- > start;) {
         const uint64_t here = row * channels + channel;
-        const uint64_t terms = (row * width + within) * n;
+        const uint64_t terms = row * n * width + within;
         // Of the row before; not touched in a sequence's first row.
         const uint64_t before = terms - static_cast<uint64_t>(width) * n;
         const float *b_n = b_tn + row * n, *c_n = c_tn + row * n;
@@ -194,16 +195,17 @@ __device__ __forceinline__ void backward(
             for (uint32_t lane = 0; lane < LANES; ++lane) {
                 const uint32_t i = base + lane;
                 if (i < n) {
+                    const uint64_t at = static_cast<uint64_t>(i) * width;
                     const float held =
-                        row > start ? to_dtype(now_twn[before + i], state_dtype) : 0.0f;
+                        row > start ? to_dtype(now_tnw[before + at], state_dtype) : 0.0f;
                     const float b = b_n[i], c = c_n[i];
                     const float decay = exp_f32(delta * a[i]);
                     const float decayed = decay * held;
                     const float now = decayed + delta * x * b;
                     const float p_now = p[i] + g * c;
-                    now_twn[terms + i] = g * now;
-                    db_twn[terms + i] = p_now * delta * x;
-                    da_twn[terms + i] = p_now * delta * decayed * a[i];
+                    now_tnw[terms + at] = g * now;
+                    db_tnw[terms + at] = p_now * delta * x;
+                    da_tnw[terms + at] = p_now * delta * decayed * a[i];
                     p[i] = p_now * decay;
                     y[lane] += now * c;
                     dx[lane] += p_now * delta * b;
@@ -223,10 +225,10 @@ __device__ __forceinline__ void backward(
         const float *z_td, const float *a_dn, const float *skip_d, const float *dt_bias_d,       \
         const float *dy_td, const uint32_t *starts, const uint32_t *lens, uint32_t channels,     \
         uint32_t states, uint32_t state_dtype, uint32_t first, uint32_t width, float *spill,     \
-        float *now_twn, float *db_twn, float *da_twn, float *dx_td, float *ddt_td, float *dz_td
+        float *now_tnw, float *db_tnw, float *da_tnw, float *dx_td, float *ddt_td, float *dz_td
 #define BACKWARD_ARGUMENTS                                                                       \
     c_td, dt_td, b_tn, c_tn, z_td, a_dn, skip_d, dt_bias_d, dy_td, starts, lens, channels,       \
-        states, state_dtype, first, width, spill, now_twn, db_twn, da_twn, dx_td, ddt_td, dz_td
+        states, state_dtype, first, width, spill, now_tnw, db_tnw, da_tnw, dx_td, ddt_td, dz_td
 
 extern "C" __global__ void scan_backward_16(BACKWARD_PARAMETERS) {
     backward<16>(BACKWARD_ARGUMENTS);
@@ -236,41 +238,66 @@ extern "C" __global__ void scan_backward_any(BACKWARD_PARAMETERS) {
     backward<0>(BACKWARD_ARGUMENTS);
 }
 
-// out[T, N]: terms[T, width, N] summed over the channels, ascending, and added to what the channels
-// before these left; the first channels begin at zero. A thread owns one state of one row.
-extern "C" __global__ void scan_sum_channels(
-    const float* __restrict__ terms_twn,
-    uint64_t len,
+// Channels that a block stages at a time, one a thread.
+constexpr uint32_t STAGED = 256;
+
+// out[T, N]: terms[T, N, width] summed over the channels, ascending, and added to what the channels
+// before these left; the first channels begin at zero. A block owns LANES states of one row, each of
+// its first threads one sum. Grid (T, tiles of the states).
+extern "C" __global__ void __launch_bounds__(STAGED) scan_sum_channels(
+    const float* __restrict__ terms_tnw,
     uint32_t states,
     uint32_t width,
     uint32_t is_first,
     float* __restrict__ out_tn) {
-    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (at >= len) return;
-    const float* terms = terms_twn + at / states * width * states + at % states;
-    float sum = is_first ? 0.0f : out_tn[at];
-    for (uint64_t i = 0; i < width; ++i) sum += terms[i * states];
-    out_tn[at] = sum;
+    // The one column more puts the states of a channel into different banks.
+    __shared__ float staged[LANES][STAGED + 1];
+    const uint64_t first = static_cast<uint64_t>(blockIdx.x) * states + blockIdx.y * LANES;
+    const uint32_t own = min(LANES, states - blockIdx.y * LANES);
+    const float* terms = terms_tnw + first * width;
+    const bool adds = threadIdx.x < own;
+    float sum = adds && !is_first ? out_tn[first + threadIdx.x] : 0.0f;
+    for (uint32_t from = 0; from < width; from += STAGED) {
+        const uint32_t count = min(STAGED, width - from);
+        if (threadIdx.x < count) {
+#pragma unroll
+            for (uint32_t i = 0; i < LANES; ++i) {
+                if (i < own) {
+                    const uint64_t at = static_cast<uint64_t>(i) * width + from + threadIdx.x;
+                    staged[i][threadIdx.x] = terms[at];
+                }
+            }
+        }
+        __syncthreads();
+        if (adds) {
+            const float* mine = staged[threadIdx.x];
+            sum = add_in_order<16>(sum, count, [&](uint64_t channel) { return mine[channel]; });
+        }
+        __syncthreads();
+    }
+    if (adds) out_tn[first + threadIdx.x] = sum;
 }
 
-// da_log[first.., N] += terms[T, width, N], spans in order, rows descending as the walk back met
-// them. A thread owns one state of one channel; `len` is width * N.
+// da_log[first.., N] += terms[T, N, width], spans in order, rows descending as the walk back met
+// them. A thread owns one channel's one state; `len` is N * width.
 extern "C" __global__ void scan_sum_rows(
-    const float* __restrict__ terms_twn,
+    const float* __restrict__ terms_tnw,
     const uint32_t* __restrict__ starts,
     const uint32_t* __restrict__ lens,
     uint32_t spans,
     uint64_t len,
+    uint32_t width,
     uint64_t first,
     float* __restrict__ da_log_dn) {
     const uint64_t at = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= len) return;
-    float sum = da_log_dn[first + at];
+    float* out = da_log_dn + (first + at % width) * (len / width) + at / width;
+    float sum = *out;
     for (uint32_t span = 0; span < spans; ++span) {
-        const uint64_t start = starts[span];
-        for (uint64_t row = start + lens[span]; row-- > start;) sum += terms_twn[row * len + at];
+        const float* last = terms_tnw + (starts[span] + lens[span] - 1ull) * len + at;
+        sum = add_in_order<32>(sum, lens[span], [&](uint64_t back) { return *(last - back * len); });
     }
-    da_log_dn[first + at] = sum;
+    *out = sum;
 }
 
 // dskip[D] += g*x and dt_bias[D] += ddt, in the same order. A thread owns a channel.
@@ -290,11 +317,14 @@ extern "C" __global__ void scan_backward_weights(
     float dskip = dskip_d[channel], dt_bias = dt_bias_d[channel];
     for (uint32_t span = 0; span < spans; ++span) {
         const uint64_t start = starts[span];
-        for (uint64_t row = start + lens[span]; row-- > start;) {
-            const uint64_t here = row * channels + channel;
-            dskip += dy_td[here] * silu(z_td[here]) * c_td[here];
-            dt_bias += ddt_td[here];
-        }
+        const uint64_t last = (start + lens[span] - 1) * channels + channel;
+        dskip = add_in_order<16>(dskip, lens[span], [&](uint64_t back) {
+            const uint64_t here = last - back * channels;
+            return dy_td[here] * silu(z_td[here]) * c_td[here];
+        });
+        dt_bias = add_in_order<32>(dt_bias, lens[span], [&](uint64_t back) {
+            return ddt_td[last - back * channels];
+        });
     }
     dskip_d[channel] = dskip;
     dt_bias_d[channel] = dt_bias;

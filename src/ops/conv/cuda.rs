@@ -11,6 +11,8 @@ use crate::ops::weights::{cuda::widen_transposed, Part};
 
 /// Channels of one block of threads.
 const TILE: u32 = 128;
+/// And of one that sums rows: small, since there are few such threads.
+const WARP: u32 = 32;
 
 /// One layer's weights as its [`Convolution`](super::Convolution) holds them.
 #[derive(Clone, Debug)]
@@ -131,7 +133,7 @@ pub fn backward(
     launch!(gpu, Kernel::conv_backward_input, (spans.tokens, tiles), TILE, 0;
         &dpre_td, &weights.taps_kd, &starts, &lens, &span_of_token, &channels, &taps,
         &mut gradients.x_td);
-    launch!(gpu, Kernel::conv_backward_weights, (tiles, taps + 1), TILE, 0;
+    launch!(gpu, Kernel::conv_backward_weights, (channels.div_ceil(WARP), taps + 1), WARP, 0;
         &dpre_td, x_td, &starts, &lens, &spans.count, &channels, &taps,
         &mut gradients.w_dk, &mut gradients.bias_d);
 }

@@ -11,6 +11,7 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 use crate::config::{Arithmetic, Dtype};
 use crate::ops::cuda::{dtype_code, launch, Floats, Gpu, Kernel, OrFail, RowsArgument, Spans};
 use crate::ops::pages::cuda::{StateArgument, States};
+use crate::ops::simd::LANES;
 use crate::ops::weights::{cuda::negative_exp, Part};
 
 /// Channels of one block of threads.
@@ -308,29 +309,29 @@ pub fn backward(
         launch!(gpu, kernel, (spans.count, width.div_ceil(TILE)), TILE, 0;
             &rows.c_td, &rows.dt_td, &rows.b_tn, &rows.c_tn, &rows.z_td, &weights.a_dn,
             &weights.skip_d, &weights.dt_bias_d, dy_td, &starts, &lens, &d, &n,
-            &weights.row_dtype(state_dtype), &first, &width, &mut spill, &mut scratch.now_twn,
-            &mut scratch.db_twn, &mut scratch.da_twn, &mut drows.c_td, &mut drows.dt_td,
+            &weights.row_dtype(state_dtype), &first, &width, &mut spill, &mut scratch.now_tnw,
+            &mut scratch.db_tnw, &mut scratch.da_tnw, &mut drows.c_td, &mut drows.dt_td,
             &mut drows.z_td);
         scratch.sum(gpu, spans, (first, width), n, drows, &mut dweights.a_log_dn);
     }
     let ddt_td = drows.dt_td.as_view();
-    launch!(gpu, Kernel::scan_backward_weights, (d.div_ceil(TILE), 1), TILE, 0;
+    launch!(gpu, Kernel::scan_backward_weights, (d.div_ceil(WARP), 1), WARP, 0;
         &rows.c_td, &rows.z_td, dy_td, &ddt_td, &starts, &lens, &spans.count, &d,
         &mut dweights.skip_d, &mut dweights.dt_bias_d);
 }
 
-/// Terms of every row, channel of a turn, and state: `[T, width, N]` each.
+/// Terms of every row, channel of a turn, and state: `[T, N, width]` each.
 struct Scratch {
     /// The states, then the terms of dC.
-    now_twn: CudaSlice<f32>,
-    db_twn: CudaSlice<f32>,
-    da_twn: CudaSlice<f32>,
+    now_tnw: CudaSlice<f32>,
+    db_tnw: CudaSlice<f32>,
+    da_tnw: CudaSlice<f32>,
 }
 
 impl Scratch {
     fn new(gpu: &Gpu, len: usize) -> Self {
-        let [now_twn, db_twn, da_twn] = [(); 3].map(|()| gpu.uninit::<f32>(len));
-        Self { now_twn, db_twn, da_twn }
+        let [now_tnw, db_tnw, da_tnw] = [(); 3].map(|()| gpu.uninit::<f32>(len));
+        Self { now_tnw, db_tnw, da_tnw }
     }
 
     /// The terms' sums: of dB and dC over channels, of dA_log over rows.
@@ -343,22 +344,26 @@ impl Scratch {
         drows: &mut RowGradients<'_>,
         da_log_dn: &mut CudaViewMut<'_, f32>,
     ) {
-        let len = u64::from(spans.tokens) * u64::from(n);
         let is_first = u32::from(first == 0);
-        let outputs = [(&self.db_twn, &mut drows.b_tn), (&self.now_twn, &mut drows.c_tn)];
+        let grid = (spans.tokens, n.div_ceil(LANES as u32));
+        let outputs = [(&self.db_tnw, &mut drows.b_tn), (&self.now_tnw, &mut drows.c_tn)];
         for (terms, out) in outputs {
-            launch!(gpu, Kernel::scan_sum_channels, (blocks(len), 1), SUM_BLOCK, 0;
-                terms, &len, &n, &width, &is_first, out);
+            launch!(gpu, Kernel::scan_sum_channels, grid, STAGED, 0;
+                terms, &n, &width, &is_first, out);
         }
         let len = u64::from(width) * u64::from(n);
         launch!(gpu, Kernel::scan_sum_rows, (blocks(len), 1), SUM_BLOCK, 0;
-            &self.da_twn, &spans.starts.address(gpu), &spans.lens.address(gpu), &spans.count, &len,
-            &(u64::from(first) * u64::from(n)), da_log_dn);
+            &self.da_tnw, &spans.starts.address(gpu), &spans.lens.address(gpu), &spans.count, &len,
+            &width, &u64::from(first), da_log_dn);
     }
 }
 
-/// Threads of a block that sums terms.
+/// Threads of a block that sums terms over rows.
 const SUM_BLOCK: u32 = 128;
+/// And of one that sums them over channels: the channels that it stages at a time.
+const STAGED: u32 = 256;
+/// And of one that sums rows itself: small, since there are only as many threads as channels.
+const WARP: u32 = 32;
 
 fn blocks(len: u64) -> u32 {
     u32::try_from(len.div_ceil(u64::from(SUM_BLOCK))).expect("a batch's rows fit in a grid")
