@@ -235,36 +235,31 @@ extern "C" __global__ void conv_backward_input(
     dx_td[token * channels + channel] = dx;
 }
 
-// dw[D, K] and, as tap K, dbias[D]: added to, spans in order, rows ascending. Grid (tiles of
-// channels, K + 1); a thread owns one channel of one tap and walks all rows.
+// Each span's own sums by w, [spans, D, K], and, as tap K, by the bias, [spans, D]: rows ascending.
+// Grid (tiles of channels in each span, K + 1); a thread owns one channel of one tap.
 extern "C" __global__ void conv_backward_weights(
     const float* __restrict__ dpre_td,
     const float* __restrict__ x_td,
     const uint32_t* __restrict__ starts,
     const uint32_t* __restrict__ lens,
-    uint32_t spans,
+    uint32_t tiles,
     uint32_t channels,
     uint32_t taps,
-    float* __restrict__ dw_dk,
-    float* __restrict__ dbias_d) {
-    const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
-    const uint32_t k = blockIdx.y;
+    float* __restrict__ w_dk,
+    float* __restrict__ bias_d) {
+    const uint32_t span = blockIdx.x / tiles, k = blockIdx.y;
+    const uint32_t channel = blockIdx.x % tiles * blockDim.x + threadIdx.x;
     if (channel >= channels) return;
-    const bool is_bias = k == taps;
-    float* out = is_bias ? dbias_d + channel : dw_dk + static_cast<uint64_t>(channel) * taps + k;
-    const uint64_t back = is_bias ? 0 : taps - 1 - k;
-    float sum = *out;
-    for (uint32_t span = 0; span < spans; ++span) {
-        const uint64_t start = starts[span];
-        const uint64_t end = start + lens[span];
-        const uint64_t count = end > start + back ? end - start - back : 0;
-        const float* x = x_td + start * channels + channel;
-        const float* dpre = dpre_td + (start + back) * channels + channel;
-        sum = is_bias
-            ? add_in_order<32>(sum, count, [&](uint64_t t) { return dpre[t * channels]; })
-            : add_in_order<32>(sum, count, [&](uint64_t t) {
-                  return dpre[t * channels] * x[t * channels];
-              });
+    const uint64_t own = static_cast<uint64_t>(span) * channels + channel, start = starts[span];
+    const float* dpre = dpre_td + start * channels + channel;
+    if (k == taps) {
+        const auto term = [&](uint64_t t) { return dpre[t * channels]; };
+        bias_d[own] = add_in_order<32>(0.0f, lens[span], term);
+        return;
     }
-    *out = sum;
+    const uint64_t back = taps - 1 - k, count = lens[span] > back ? lens[span] - back : 0;
+    const float* x = x_td + start * channels + channel;
+    w_dk[own * taps + k] = add_in_order<32>(0.0f, count, [&](uint64_t t) {
+        return dpre[(t + back) * channels] * x[t * channels];
+    });
 }

@@ -154,16 +154,20 @@ extern "C" __global__ void rms_norm_backward_x(const float* x_th, const float* w
     }
 }
 
-// dw[H] += sum over rows of dy * x * scale, rows ascending from dw itself; one thread a column.
+// partials[blocks, H]: each block of rows' sum of dy * x * scale, rows ascending. Grid (tiles of H,
+// blocks of `at_once` rows); one thread a column.
 extern "C" __global__ void rms_norm_backward_w(const float* __restrict__ x_th,
                                                const float* __restrict__ dy_th,
                                                const float* __restrict__ scale_t, uint64_t rows,
-                                               uint64_t width, float* __restrict__ dw_h) {
-    uint64_t h = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (h >= width) {
-        return;
-    }
-    dw_h[h] = add_in_order<32>(dw_h[h], rows, [&](uint64_t t) {
-        return dy_th[t * width + h] * x_th[t * width + h] * scale_t[t];
-    });
+                                               uint64_t at_once, uint64_t width,
+                                               float* __restrict__ partials) {
+    const uint64_t h = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (h >= width) return;
+    const uint64_t first = blockIdx.y * at_once;
+    const uint64_t count = min(at_once, rows - first);
+    const auto term = [&](uint64_t t) {
+        const uint64_t at = (first + t) * width + h;
+        return dy_th[at] * x_th[at] * scale_t[first + t];
+    };
+    partials[blockIdx.y * width + h] = add_in_order<32>(0.0f, count, term);
 }

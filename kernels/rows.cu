@@ -5,6 +5,7 @@
 // no element has two writers.
 #include "arrays.cuh"
 #include "elements.cuh"
+#include "ordered.cuh"
 
 // out[R, W]: row r is row rows[r] of x.
 template <typename T>
@@ -83,4 +84,12 @@ extern "C" __global__ void row_dots(
         sum += __shfl_down_sync(0xffffffffu, sum, apart, LANES);
     }
     if (row < rows && lane == 0) dots[row] = sum;
+}
+
+// out[len] += partials[count, len], one after another. A thread owns an element.
+extern "C" __global__ void add_partials(
+    const float* __restrict__ partials, uint64_t count, uint64_t len, float* __restrict__ out) {
+    const uint64_t i = this_element();
+    if (i >= len) return;
+    out[i] = add_in_order<16>(out[i], count, [&](uint64_t part) { return partials[part * len + i]; });
 }

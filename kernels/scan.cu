@@ -117,8 +117,9 @@ extern "C" __global__ void scan_store(
 }
 
 // The backward of sequences that start from nothing, for the channels `first`..`first + width`:
-// the rows' own gradients, and of every row, channel and state the terms of dB, dC and dA_log,
-// [T, N, width] each, which other kernels sum in order. Grid (spans, tiles of the width).
+// the rows' own gradients; of every row, channel and state the terms of dB and dC, [T, N, width]
+// each, which another kernel sums in order; and each span's own sums by A_log, the skip and dt's
+// bias, [spans, N + 2, width], rows descending. Grid (spans, tiles of the width).
 //
 // The states are recomputed into `now_tnw` (before rounding), then the thread walks back:
 // p_t = g_t*C_t + exp(delta_{t+1}*A)*p_{t+1} (Mamba, Gu and Dao 2023). A state that has been used
@@ -144,7 +145,7 @@ __device__ __forceinline__ void backward(
     float* __restrict__ spill,
     float* __restrict__ now_tnw,
     float* __restrict__ db_tnw,
-    float* __restrict__ da_tnw,
+    float* __restrict__ partials,
     float* __restrict__ dx_td,
     float* __restrict__ ddt_td,
     float* __restrict__ dz_td) {
@@ -153,7 +154,7 @@ __device__ __forceinline__ void backward(
     if (within >= width) return;
     const uint32_t channel = first + within;
     const uint32_t n = FIXED ? FIXED : states;
-    float own[FIXED ? FIXED : 1], a_own[FIXED ? FIXED : 1];
+    float own[FIXED ? FIXED : 1], a_own[FIXED ? FIXED : 1], da_own[FIXED ? FIXED : 1] = {};
     const float* a_n = a_dn + static_cast<uint64_t>(channel) * n;
     // First the state, then, on the way back, its gradient.
     float* h = FIXED ? own : spill + (static_cast<uint64_t>(span) * channels + channel) * n;
@@ -178,8 +179,13 @@ __device__ __forceinline__ void backward(
     }
 
     float* p = h;
+    float* sums = partials + static_cast<uint64_t>(span) * (n + 2) * width + within;
 #pragma unroll
-    for (uint32_t i = 0; i < n; ++i) p[i] = 0.0f;
+    for (uint32_t i = 0; i < n; ++i) {
+        p[i] = 0.0f;
+        if (!FIXED) sums[static_cast<uint64_t>(i) * width] = 0.0f;
+    }
+    float dskip = 0.0f, ddt_bias = 0.0f;
     for (uint64_t row = end; row-- > start;) {
         const uint64_t here = row * channels + channel;
         const uint64_t terms = row * n * width + within;
@@ -205,7 +211,12 @@ __device__ __forceinline__ void backward(
                     const float p_now = p[i] + g * c;
                     now_tnw[terms + at] = g * now;
                     db_tnw[terms + at] = p_now * delta * x;
-                    da_tnw[terms + at] = p_now * delta * decayed * a[i];
+                    const float da = p_now * delta * decayed * a[i];
+                    if (FIXED) {
+                        da_own[FIXED ? i : 0] += da;
+                    } else {
+                        sums[at] += da;
+                    }
                     p[i] = p_now * decay;
                     y[lane] += now * c;
                     dx[lane] += p_now * delta * b;
@@ -216,8 +227,17 @@ __device__ __forceinline__ void backward(
         dz_td[here] = dy * (fold(y) + skip * x) * silu_derivative(z);
         dx_td[here] = fold(dx) + skip * g;
         const float slope = raw > 20.0f ? 1.0f : sigmoid(raw);
-        ddt_td[here] = fold(ddelta) * slope;
+        const float ddt = fold(ddelta) * slope;
+        ddt_td[here] = ddt;
+        dskip += g * x;
+        ddt_bias += ddt;
     }
+    if constexpr (FIXED > 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < FIXED; ++i) sums[static_cast<uint64_t>(i) * width] = da_own[i];
+    }
+    sums[static_cast<uint64_t>(n) * width] = dskip;
+    sums[static_cast<uint64_t>(n + 1) * width] = ddt_bias;
 }
 
 #define BACKWARD_PARAMETERS                                                                      \
@@ -225,10 +245,10 @@ __device__ __forceinline__ void backward(
         const float *z_td, const float *a_dn, const float *skip_d, const float *dt_bias_d,       \
         const float *dy_td, const uint32_t *starts, const uint32_t *lens, uint32_t channels,     \
         uint32_t states, uint32_t state_dtype, uint32_t first, uint32_t width, float *spill,     \
-        float *now_tnw, float *db_tnw, float *da_tnw, float *dx_td, float *ddt_td, float *dz_td
+        float *now_tnw, float *db_tnw, float *partials, float *dx_td, float *ddt_td, float *dz_td
 #define BACKWARD_ARGUMENTS                                                                       \
     c_td, dt_td, b_tn, c_tn, z_td, a_dn, skip_d, dt_bias_d, dy_td, starts, lens, channels,       \
-        states, state_dtype, first, width, spill, now_tnw, db_tnw, da_tnw, dx_td, ddt_td, dz_td
+        states, state_dtype, first, width, spill, now_tnw, db_tnw, partials, dx_td, ddt_td, dz_td
 
 extern "C" __global__ void scan_backward_16(BACKWARD_PARAMETERS) {
     backward<16>(BACKWARD_ARGUMENTS);
@@ -278,54 +298,23 @@ extern "C" __global__ void __launch_bounds__(STAGED) scan_sum_channels(
     if (adds) out_tn[first + threadIdx.x] = sum;
 }
 
-// da_log[first.., N] += terms[T, N, width], spans in order, rows descending as the walk back met
-// them. A thread owns one channel's one state; `len` is N * width.
-extern "C" __global__ void scan_sum_rows(
-    const float* __restrict__ terms_tnw,
-    const uint32_t* __restrict__ starts,
-    const uint32_t* __restrict__ lens,
-    uint32_t spans,
-    uint64_t len,
+// The gradients by A_log, [D, N], the skip and dt's bias, [D], of the channels from `first`: to each
+// the spans' own sums are added, spans in order. A thread owns one of a channel's N + 2.
+extern "C" __global__ void scan_sum_spans(
+    const float* __restrict__ partials,
+    uint64_t spans,
+    uint32_t states,
     uint32_t width,
     uint64_t first,
-    float* __restrict__ da_log_dn) {
-    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (at >= len) return;
-    float* out = da_log_dn + (first + at % width) * (len / width) + at / width;
-    float sum = *out;
-    for (uint32_t span = 0; span < spans; ++span) {
-        const float* last = terms_tnw + (starts[span] + lens[span] - 1ull) * len + at;
-        sum = add_in_order<32>(sum, lens[span], [&](uint64_t back) { return *(last - back * len); });
-    }
-    *out = sum;
-}
-
-// dskip[D] += g*x and dt_bias[D] += ddt, in the same order. A thread owns a channel.
-extern "C" __global__ void scan_backward_weights(
-    const float* __restrict__ c_td,
-    const float* __restrict__ z_td,
-    const float* __restrict__ dy_td,
-    const float* __restrict__ ddt_td,
-    const uint32_t* __restrict__ starts,
-    const uint32_t* __restrict__ lens,
-    uint32_t spans,
-    uint32_t channels,
+    float* __restrict__ da_log_dn,
     float* __restrict__ dskip_d,
     float* __restrict__ dt_bias_d) {
-    const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
-    if (channel >= channels) return;
-    float dskip = dskip_d[channel], dt_bias = dt_bias_d[channel];
-    for (uint32_t span = 0; span < spans; ++span) {
-        const uint64_t start = starts[span];
-        const uint64_t last = (start + lens[span] - 1) * channels + channel;
-        dskip = add_in_order<16>(dskip, lens[span], [&](uint64_t back) {
-            const uint64_t here = last - back * channels;
-            return dy_td[here] * silu(z_td[here]) * c_td[here];
-        });
-        dt_bias = add_in_order<32>(dt_bias, lens[span], [&](uint64_t back) {
-            return ddt_td[last - back * channels];
-        });
-    }
-    dskip_d[channel] = dskip;
-    dt_bias_d[channel] = dt_bias;
+    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const uint64_t len = static_cast<uint64_t>(states + 2) * width;
+    if (at >= len) return;
+    const uint64_t channel = first + at % width, i = at / width;
+    float* out = i < states    ? da_log_dn + channel * states + i
+                 : i == states ? dskip_d + channel
+                               : dt_bias_d + channel;
+    *out = add_in_order<16>(*out, spans, [&](uint64_t span) { return partials[span * len + at]; });
 }

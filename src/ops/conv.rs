@@ -87,7 +87,7 @@ impl Conv {
     }
 
     /// For a sequence that starts from nothing: `dx[T, D]` overwritten; `dw[D, K]`, laid out as the
-    /// checkpoint's, and `dbias[D]` added to, rows ascending.
+    /// checkpoint's, and `dbias[D]`: its own sums, rows ascending, are added.
     pub fn backward(
         &self,
         x_td: &[f32],
@@ -100,22 +100,25 @@ impl Conv {
         assert!(x_td.len() == dy_td.len() && x_td.len() == dx_td.len(), "x, dy, dx differ");
         dx_td.fill(0.0);
         let start = vec![0.0; self.state_len()];
+        let (mut own_dk, mut own_d) = (vec![0.0; d * taps], vec![0.0; d]);
         let mut dpre = vec![0.0; d];
         for (t, dy) in dy_td.chunks_exact(d).enumerate() {
             self.sum_taps(&start, x_td, t, &mut dpre);
             for i in 0..d {
                 dpre[i] = dy[i] * silu_derivative(dpre[i]);
-                dbias_d[i] += dpre[i];
+                own_d[i] += dpre[i];
             }
             for (k, w) in self.taps_kd.chunks_exact(d).enumerate() {
                 let Some(row) = t.checked_sub(taps - 1 - k) else { continue };
                 let (x, dx) = (&x_td[row * d..][..d], &mut dx_td[row * d..][..d]);
                 for i in 0..d {
                     dx[i] += dpre[i] * w[i];
-                    dw_dk[i * taps + k] += dpre[i] * x[i];
+                    own_dk[i * taps + k] += dpre[i] * x[i];
                 }
             }
         }
+        dw_dk.iter_mut().zip(&own_dk).for_each(|(dw, own)| *dw += own);
+        dbias_d.iter_mut().zip(&own_d).for_each(|(dbias, own)| *dbias += own);
     }
 }
 

@@ -34,7 +34,11 @@ pub fn forward(x_th: &[f32], w_h: &[f32], eps: f32, dtype: Dtype, y_th: &mut [f3
     );
 }
 
-/// `dx[T, H]` += gradient by x; `dw[H]` += gradient by w, rows ascending.
+/// Rows whose gradients by w are summed by themselves.
+pub const BLOCK: usize = 128;
+
+/// `dx[T, H]` += gradient by x; `dw[H]` += gradient by w: the rows of each [`BLOCK`] ascending, then
+/// the blocks' sums ascending.
 pub fn backward(
     x_th: &[f32],
     w_h: &[f32],
@@ -47,15 +51,24 @@ pub fn backward(
     assert_eq!(w_h.len(), dw_h.len(), "w and dw differ");
     let width = w_h.len();
     let rows = x_th.chunks_exact(width).zip(dy_th.chunks_exact(width));
-    for ((x, dy), dx) in rows.zip(dx_th.chunks_exact_mut(width)) {
+    let mut own = vec![0.0; width];
+    let mut end_block = |own: &mut Vec<f32>| {
+        dw_h.iter_mut().zip(&*own).for_each(|(dw, own)| *dw += own);
+        own.fill(0.0);
+    };
+    for (row, ((x, dy), dx)) in rows.zip(dx_th.chunks_exact_mut(width)).enumerate() {
+        if row > 0 && row.is_multiple_of(BLOCK) {
+            end_block(&mut own);
+        }
         let scale = inverse_rms(x, eps);
         let inner = sum_by(width, |i| dy[i] * w_h[i] * x[i]);
         let shrink = scale * scale * scale * inner / width as f32;
         for i in 0..width {
             dx[i] += scale * dy[i] * w_h[i] - shrink * x[i];
-            dw_h[i] += dy[i] * x[i] * scale;
+            own[i] += dy[i] * x[i] * scale;
         }
     }
+    end_block(&mut own);
 }
 
 impl Array {
@@ -153,8 +166,8 @@ mod tests {
     use crate::ops::testing::{assert_close, finite_difference, random, weighted, wide};
 
     const EPS: f32 = 1e-6;
-    /// T, H: below, at and beside the lane width.
-    const CASES: [(usize, usize); 5] = [(1, 1), (2, 4), (3, 16), (4, 64), (2, 37)];
+    /// T, H: below, at and beside the lane width; the last has rows of two blocks.
+    const CASES: [(usize, usize); 6] = [(1, 1), (2, 4), (3, 16), (4, 64), (2, 37), (BLOCK + 2, 3)];
 
     fn oracle(x: &[f64], w: &[f64]) -> Vec<f64> {
         let row = |x: &[f64]| {

@@ -62,6 +62,18 @@ pub struct WeightGradients<'a> {
     pub dt_bias_d: &'a mut [f32],
 }
 
+impl WeightGradients<'_> {
+    fn add(&mut self, other: &WeightGradients<'_>) {
+        for (sums, terms) in [
+            (&mut *self.a_log_dn, &*other.a_log_dn),
+            (&mut *self.skip_d, &*other.skip_d),
+            (&mut *self.dt_bias_d, &*other.dt_bias_d),
+        ] {
+            sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+        }
+    }
+}
+
 /// One channel, one row: advances the channel's N states, returns Σ_n h·C.
 #[inline(always)]
 fn step(h_n: &mut [f32], a_n: &[f32], b_n: &[f32], c_n: &[f32], delta: f32, x: f32) -> f32 {
@@ -177,9 +189,10 @@ impl Scan {
         }
     }
 
-    /// For a sequence that starts from a zero state. Recomputes the states (T · D · N floats),
-    /// then walks back: p_t = g_t·C_t + exp(Δ_{t+1}·A)·p_{t+1} (Mamba, Gu and Dao 2023). A rounded
-    /// state passes its gradient straight through; fast arithmetic rounds none on the way.
+    /// For a sequence that starts from a zero state, whose own sums, rows descending, are added to
+    /// `dweights`. Recomputes the states (T · D · N floats), then walks back: p_t = g_t·C_t +
+    /// exp(Δ_{t+1}·A)·p_{t+1} (Mamba, Gu and Dao 2023). A rounded state passes its gradient straight
+    /// through; fast arithmetic rounds none on the way.
     pub fn backward(
         &self,
         rows: Rows<'_>,
@@ -207,16 +220,23 @@ impl Scan {
             };
             self.forward(&mut after[..d * n], one, Dtype::F32, state_dtype, &mut y_td);
         }
-        let mut p_dn = vec![0.0; d * n];
+        let (mut a_log_dn, mut p_dn) = (vec![0.0; d * n], vec![0.0; d * n]);
+        let (mut skip_d, mut dt_bias_d) = (vec![0.0; d], vec![0.0; d]);
+        let mut own = WeightGradients {
+            a_log_dn: &mut a_log_dn,
+            skip_d: &mut skip_d,
+            dt_bias_d: &mut dt_bias_d,
+        };
         drows.b_tn.fill(0.0);
         drows.c_tn.fill(0.0);
         for t in (0..t_len).rev() {
             let (h_dn, dy_d) = (&h_tdn[t * d * n..][..d * n], &dy_td[t * d..][..d]);
             vectorized(
                 #[inline(always)]
-                || self.backward_row(rows, t, h_dn, dy_d, &mut p_dn, drows, dweights),
+                || self.backward_row(rows, t, h_dn, dy_d, &mut p_dn, drows, &mut own),
             );
         }
+        dweights.add(&own);
     }
 
     /// What the state is rounded to between two rows of one sequence.

@@ -107,3 +107,13 @@ fn upload_rows(gpu: &Gpu, rows: &[usize], count: usize) -> CudaSlice<u32> {
     };
     gpu.upload(&rows.iter().map(number).collect::<Vec<_>>())
 }
+
+/// `out += partials[0]`, then `partials[1]` and so on, each as long as `out`.
+pub fn add_partials(gpu: &Gpu, partials: &CudaSlice<f32>, out: &mut CudaViewMut<'_, f32>) {
+    let (len, count) = (out.len(), partials.len() / out.len().max(1));
+    assert_eq!(partials.len(), count * len, "partial sums are as long as the sum");
+    if len > 0 {
+        launch!(gpu, Kernel::add_partials, (blocks(len as u64), 1), THREADS, 0;
+            partials, &(count as u64), &(len as u64), out);
+    }
+}

@@ -5,6 +5,7 @@
 
 use cudarc::driver::{CudaView, CudaViewMut};
 
+use crate::ops::array::cuda::add_partials;
 use crate::ops::cuda::{launch, Floats, Gpu, Kernel, OrFail, Spans};
 use crate::ops::pages::cuda::States;
 use crate::ops::weights::{cuda::widen_transposed, Part};
@@ -98,7 +99,7 @@ pub fn forward(weights: &Weights<'_>, x_td: &Floats, spans: &Spans, states: &Sta
 }
 
 /// Gradients, as the CPU's backward takes them: dx[T, D] overwritten; `dw[D, K]` and `dbias[D]`
-/// added to, spans in order.
+/// added to, each span's own sum in order.
 #[derive(Debug)]
 pub struct Gradients<'a> {
     pub x_td: CudaViewMut<'a, f32>,
@@ -106,7 +107,7 @@ pub struct Gradients<'a> {
     pub bias_d: CudaViewMut<'a, f32>,
 }
 
-/// For sequences that start from nothing. Takes T · D floats of scratch.
+/// For sequences that start from nothing. Takes T · D floats of scratch, and D · (K + 1) a span.
 pub fn backward(
     gpu: &Gpu,
     weights: &Weights<'_>,
@@ -133,7 +134,12 @@ pub fn backward(
     launch!(gpu, Kernel::conv_backward_input, (spans.tokens, tiles), TILE, 0;
         &dpre_td, &weights.taps_kd, &starts, &lens, &span_of_token, &channels, &taps,
         &mut gradients.x_td);
-    launch!(gpu, Kernel::conv_backward_weights, (channels.div_ceil(WARP), taps + 1), WARP, 0;
-        &dpre_td, x_td, &starts, &lens, &spans.count, &channels, &taps,
-        &mut gradients.w_dk, &mut gradients.bias_d);
+    let spans = spans.count as usize;
+    let mut w_dk = gpu.uninit::<f32>(spans * gradients.w_dk.len());
+    let mut bias_d = gpu.uninit::<f32>(spans * gradients.bias_d.len());
+    let tiles = channels.div_ceil(WARP);
+    launch!(gpu, Kernel::conv_backward_weights, (tiles * spans as u32, taps + 1), WARP, 0;
+        &dpre_td, x_td, &starts, &lens, &tiles, &channels, &taps, &mut w_dk, &mut bias_d);
+    add_partials(gpu, &w_dk, &mut gradients.w_dk);
+    add_partials(gpu, &bias_d, &mut gradients.bias_d);
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 
+use super::BLOCK;
 use crate::config::Dtype;
+use crate::ops::array::cuda::add_partials;
 use crate::ops::cuda::{blocks, launch, Floats, Gpu, Kernel, OrFail, RowsArgument};
 
 /// Threads of a block, which works on one row, of the gradient by x; and at most, of the forward.
@@ -120,7 +122,10 @@ pub fn backward(
     let mut scale_t = gpu.uninit::<f32>(rows as usize);
     launch!(gpu, Kernel::rms_norm_backward_x, (rows, 1), THREADS, 0;
         x_th, w_h, &eps, dy_th, &width, dx_th, &mut scale_t);
-    let blocks = (width.div_ceil(u64::from(COLUMNS)) as u32, 1);
-    launch!(gpu, Kernel::rms_norm_backward_w, blocks, COLUMNS, 0;
-        x_th, dy_th, &scale_t, &u64::from(rows), &width, dw_h);
+    let (at_once, count) = (BLOCK as u64, (rows as usize).div_ceil(BLOCK));
+    let mut partials = gpu.uninit::<f32>(count * width as usize);
+    let grid = (width.div_ceil(u64::from(COLUMNS)) as u32, count as u32);
+    launch!(gpu, Kernel::rms_norm_backward_w, grid, COLUMNS, 0;
+        x_th, dy_th, &scale_t, &u64::from(rows), &at_once, &width, &mut partials);
+    add_partials(gpu, &partials, dw_h);
 }

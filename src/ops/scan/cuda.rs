@@ -9,7 +9,9 @@ use std::borrow::Cow;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 
 use crate::config::{Arithmetic, Dtype};
-use crate::ops::cuda::{dtype_code, launch, Floats, Gpu, Kernel, OrFail, RowsArgument, Spans};
+use crate::ops::cuda::{
+    blocks, dtype_code, launch, Floats, Gpu, Kernel, OrFail, RowsArgument, Spans, THREADS,
+};
 use crate::ops::pages::cuda::{StateArgument, States};
 use crate::ops::simd::LANES;
 use crate::ops::weights::{cuda::negative_exp, Part};
@@ -22,7 +24,7 @@ const UPDATE_TILE: u32 = 128;
 const UPDATE_BLOCKS: u32 = 4;
 /// States that a thread holds in registers; other counts go through memory.
 const IN_REGISTERS: u32 = 16;
-/// The backward's scratch: three numbers a row, channel and state. Channels go in turns to fit.
+/// The backward's scratch: two numbers a row, channel and state. Channels go in turns to fit.
 const SCRATCH_BYTES: u64 = 1 << 30;
 
 /// One layer's weights as its [`SelectiveScan`](super::SelectiveScan) holds them.
@@ -296,11 +298,11 @@ pub fn backward(
         return;
     }
     let terms_of_channel = u64::from(spans.tokens) * u64::from(n);
-    let fits = SCRATCH_BYTES / (3 * 4 * terms_of_channel);
+    let fits = SCRATCH_BYTES / (2 * 4 * terms_of_channel);
     let whole_tiles = fits / u64::from(TILE) * u64::from(TILE);
     let most = if whole_tiles > 0 { whole_tiles } else { fits.max(1) }.min(u64::from(d)) as u32;
     let (starts, lens) = (spans.starts.address(gpu), spans.lens.address(gpu));
-    let mut scratch = Scratch::new(gpu, terms_of_channel as usize * most as usize);
+    let mut scratch = Scratch::new(gpu, spans, n, most);
     let mut spill = gpu.uninit::<f32>(spill_len(n, spans, d));
     for first in (0..d).step_by(most as usize) {
         let width = most.min(d - first);
@@ -310,31 +312,32 @@ pub fn backward(
             &rows.c_td, &rows.dt_td, &rows.b_tn, &rows.c_tn, &rows.z_td, &weights.a_dn,
             &weights.skip_d, &weights.dt_bias_d, dy_td, &starts, &lens, &d, &n,
             &weights.row_dtype(state_dtype), &first, &width, &mut spill, &mut scratch.now_tnw,
-            &mut scratch.db_tnw, &mut scratch.da_tnw, &mut drows.c_td, &mut drows.dt_td,
+            &mut scratch.db_tnw, &mut scratch.partials, &mut drows.c_td, &mut drows.dt_td,
             &mut drows.z_td);
-        scratch.sum(gpu, spans, (first, width), n, drows, &mut dweights.a_log_dn);
+        scratch.sum(gpu, spans, (first, width), n, drows, dweights);
     }
-    let ddt_td = drows.dt_td.as_view();
-    launch!(gpu, Kernel::scan_backward_weights, (d.div_ceil(WARP), 1), WARP, 0;
-        &rows.c_td, &rows.z_td, dy_td, &ddt_td, &starts, &lens, &spans.count, &d,
-        &mut dweights.skip_d, &mut dweights.dt_bias_d);
 }
 
-/// Terms of every row, channel of a turn, and state: `[T, N, width]` each.
+/// What a turn's channels leave to be summed.
 struct Scratch {
-    /// The states, then the terms of dC.
+    /// The states, then the terms of dC, `[T, N, width]`.
     now_tnw: CudaSlice<f32>,
+    /// The terms of dB.
     db_tnw: CudaSlice<f32>,
-    da_tnw: CudaSlice<f32>,
+    /// `[spans, N + 2, width]`.
+    partials: CudaSlice<f32>,
 }
 
 impl Scratch {
-    fn new(gpu: &Gpu, len: usize) -> Self {
-        let [now_tnw, db_tnw, da_tnw] = [(); 3].map(|()| gpu.uninit::<f32>(len));
-        Self { now_tnw, db_tnw, da_tnw }
+    fn new(gpu: &Gpu, spans: &Spans, n: u32, most: u32) -> Self {
+        let (n, most) = (n as usize, most as usize);
+        let [now_tnw, db_tnw] =
+            [(); 2].map(|()| gpu.uninit::<f32>(spans.tokens as usize * n * most));
+        let partials = gpu.uninit(spans.count as usize * (n + 2) * most);
+        Self { now_tnw, db_tnw, partials }
     }
 
-    /// The terms' sums: of dB and dC over channels, of dA_log over rows.
+    /// The sums: of dB and dC over channels, of the weights' over spans.
     fn sum(
         &self,
         gpu: &Gpu,
@@ -342,7 +345,7 @@ impl Scratch {
         (first, width): (u32, u32),
         n: u32,
         drows: &mut RowGradients<'_>,
-        da_log_dn: &mut CudaViewMut<'_, f32>,
+        dweights: &mut WeightGradients<'_>,
     ) {
         let is_first = u32::from(first == 0);
         let grid = (spans.tokens, n.div_ceil(LANES as u32));
@@ -351,23 +354,15 @@ impl Scratch {
             launch!(gpu, Kernel::scan_sum_channels, grid, STAGED, 0;
                 terms, &n, &width, &is_first, out);
         }
-        let len = u64::from(width) * u64::from(n);
-        launch!(gpu, Kernel::scan_sum_rows, (blocks(len), 1), SUM_BLOCK, 0;
-            &self.da_tnw, &spans.starts.address(gpu), &spans.lens.address(gpu), &spans.count, &len,
-            &width, &u64::from(first), da_log_dn);
+        let len = u64::from(width) * u64::from(n + 2);
+        launch!(gpu, Kernel::scan_sum_spans, (blocks(len), 1), THREADS, 0;
+            &self.partials, &u64::from(spans.count), &n, &width, &u64::from(first),
+            &mut dweights.a_log_dn, &mut dweights.skip_d, &mut dweights.dt_bias_d);
     }
 }
 
-/// Threads of a block that sums terms over rows.
-const SUM_BLOCK: u32 = 128;
-/// And of one that sums them over channels: the channels that it stages at a time.
+/// Threads of a block that sums terms over channels: the channels that it stages at a time.
 const STAGED: u32 = 256;
-/// And of one that sums rows itself: small, since there are only as many threads as channels.
-const WARP: u32 = 32;
-
-fn blocks(len: u64) -> u32 {
-    u32::try_from(len.div_ceil(u64::from(SUM_BLOCK))).expect("a batch's rows fit in a grid")
-}
 
 impl RowGradients<'_> {
     fn assert_like(&self, rows: &Rows<'_>) {
