@@ -46,7 +46,8 @@ class Run:
     def go(self, say) -> dict:
         """The run's summary."""
         server = [sys.executable, str(HERE / "vllm_waves.py"), str(MODEL), "{port}",
-                  str(self.imposters), *(["--old-rule"] if self.rule == "old-rule" else [])]
+                  str(self.imposters), "--mamba-ssm-cache-dtype", "{engine.mamba_ssm_cache_dtype}",
+                  *(["--old-rule"] if self.rule == "old-rule" else [])]
         command = [GAPSCOPE, "run", "experiments/h200/vllm.toml", "--out", str(self.run),
                    "--set", f"model.path={MODEL}",
                    "--set", f"engine.launch.command={json.dumps(shlex.join(server))}"]

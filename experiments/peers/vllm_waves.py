@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """vLLM's own engine behind a plain front: POST /v1/completions, whole waves at a time.
 
-usage: vllm_waves.py MODEL PORT IMPOSTERS [--old-rule]
+usage: vllm_waves.py MODEL PORT IMPOSTERS [--old-rule] [--mamba-ssm-cache-dtype DTYPE]
 
 vLLM's server hands requests to its engine one by one while the engine already computes, so that which
 request gets which part of a step's budget is luck. This front waits until no request has come for a
@@ -17,11 +17,11 @@ Needs a vLLM of about 0.25 on a GPU, and nothing beside it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import queue
 import re
-import sys
 import threading
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +30,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 ENGINE = dict(
-    dtype="bfloat16", mamba_ssm_cache_dtype="float32", skip_tokenizer_init=True, enforce_eager=True,
+    dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=True,
     enable_prefix_caching=False, gpu_memory_utilization=0.5, num_gpu_blocks_override=2600,
     max_model_len=2048, max_num_seqs=1024, max_num_batched_tokens=128 * 128 + 1, seed=0,
     disable_log_stats=True)
@@ -83,12 +83,12 @@ def watch_batches(path: str, old_rule: bool) -> None:
 class Waves:
     """Requests, gathered; answers, as each wave ends."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, **more: str) -> None:
         import vllm
 
         self.version = vllm.__version__
         self.params = vllm.SamplingParams
-        self.engine = vllm.LLM(model=model, **ENGINE).llm_engine
+        self.engine = vllm.LLM(model=model, **ENGINE, **more).llm_engine
         self.coming: queue.Queue = queue.Queue()
         self.count = 0
 
@@ -199,10 +199,16 @@ class Server(ThreadingHTTPServer):
 
 
 def main() -> None:
-    model, port, imposters = sys.argv[1:4]
-    watch_batches(imposters, "--old-rule" in sys.argv[4:])
-    waves = Waves(model)
-    server = Server(("127.0.0.1", int(port)), front(waves, model))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("port", type=int)
+    parser.add_argument("imposters")
+    parser.add_argument("--old-rule", action="store_true")
+    parser.add_argument("--mamba-ssm-cache-dtype", default="auto")
+    asked = parser.parse_args()
+    watch_batches(asked.imposters, asked.old_rule)
+    waves = Waves(asked.model, mamba_ssm_cache_dtype=asked.mamba_ssm_cache_dtype)
+    server = Server(("127.0.0.1", asked.port), front(waves, asked.model))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     # The engine stays in the thread that made it.
     waves.run()
