@@ -141,28 +141,30 @@ pub(super) fn optional<R, T: Cell>(
     }
 }
 
-/// Definition levels of [`list`]: an empty list, a null in a list, a value in a list.
-pub(super) const EMPTY: i16 = 0;
-pub(super) const NULL: i16 = 1;
-const VALUE: i16 = 2;
+/// Definition levels of [`list`]: no list, an empty one, a null in one, a value in one.
+pub(super) const ABSENT: i16 = 0;
+pub(super) const EMPTY: i16 = 1;
+pub(super) const NULL: i16 = 2;
+pub(super) const VALUE: i16 = 3;
 
-/// A list in every row, possibly empty; its elements may be null.
+/// A list in a row, possibly empty, whose elements may be null; absent is null.
 pub(super) fn list<R, T: Cell>(
     name: &str,
     rows: &[R],
-    cells: impl Fn(&R) -> Vec<Option<T>>,
+    cells: impl Fn(&R) -> Option<Vec<Option<T>>>,
 ) -> Column {
     let (mut values, mut defined, mut repeated) = (Vec::new(), Vec::new(), Vec::new());
-    for row in rows {
+    for list in rows.iter().map(cells) {
         let start = defined.len();
-        for cell in cells(row) {
+        let if_none = if list.is_some() { EMPTY } else { ABSENT };
+        for cell in list.into_iter().flatten() {
             repeated.push(i16::from(defined.len() > start));
             defined.push(if cell.is_some() { VALUE } else { NULL });
             values.extend(cell.map(T::to_parquet));
         }
         if defined.len() == start {
             repeated.push(0);
-            defined.push(EMPTY);
+            defined.push(if_none);
         }
     }
     Column { field: list_of::<T>(name), write: write::<T>(values, Some(defined), Some(repeated)) }
@@ -172,9 +174,9 @@ pub(super) fn list<R, T: Cell>(
 pub(super) fn full_list<R, T: Cell + Copy>(
     name: &str,
     rows: &[R],
-    cells: impl Fn(&R) -> &[T],
+    cells: impl Fn(&R) -> Option<&[T]>,
 ) -> Column {
-    list(name, rows, |row| cells(row).iter().copied().map(Some).collect())
+    list(name, rows, |row| Some(cells(row)?.iter().copied().map(Some).collect()))
 }
 
 fn write<T: Cell>(
@@ -201,7 +203,7 @@ fn list_of<T: Cell>(name: &str) -> TypePtr {
         .with_repetition(Repetition::REPEATED)
         .with_fields(vec![primitive::<T>("element", Repetition::OPTIONAL)]);
     let field = Type::group_type_builder(name)
-        .with_repetition(Repetition::REQUIRED)
+        .with_repetition(Repetition::OPTIONAL)
         .with_logical_type(Some(LogicalType::List))
         .with_fields(vec![Arc::new(repeated.build().expect("a group of one field"))]);
     Arc::new(field.build().expect("a list of one group"))

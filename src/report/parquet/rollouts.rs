@@ -30,13 +30,13 @@ pub struct RolloutRow {
     /// A null where the engine does not say.
     pub engine_fingerprint: Option<u64>,
     pub trainer_fingerprint: Option<u64>,
-    /// One a Mamba group, as are the next two.
+    /// One a Mamba group, as are the next two. These and all that follow are nulls in the file where
+    /// the engine keeps no record of its own; the lists are read back as empty then.
     pub state_blocks: Vec<BlockId>,
     pub state_block_generations: Vec<Generation>,
     /// A null is a block that nobody had before.
     pub state_block_previous_owners: Vec<Option<RequestId>>,
     pub attn_blocks: Vec<BlockId>,
-    /// This and the next are nulls where the engine keeps no record of its own.
     pub preemptions: Option<u32>,
     pub cached_tokens: Option<u32>,
     /// The blocks that hold them: group after group, each in the order of their tokens.
@@ -60,8 +60,12 @@ pub fn read_rollouts(path: &Path) -> Result<Vec<RolloutRow>, ReportError> {
     let table = Table::open(path)?;
     let rows = &mut table.empty_rows::<RolloutRow, RequestId>("request_id")?[..];
     table.required("request_id", rows, |row, v| row.request = v)?;
-    table.full_list("prompt_token_ids", rows, |row, v| row.prompt_token_ids = v)?;
-    table.full_list("completion_token_ids", rows, |row, v| row.completion_token_ids = v)?;
+    table.full_list("prompt_token_ids", rows, |row, v| {
+        row.prompt_token_ids = v.unwrap_or_default()
+    })?;
+    table.full_list("completion_token_ids", rows, |row, v| {
+        row.completion_token_ids = v.unwrap_or_default()
+    })?;
     table.required("prompt_text", rows, |row, v| row.prompt_text = v)?;
     table.required("completion_text", rows, |row, v| row.completion_text = v)?;
     table.required("reward", rows, |row, v| row.reward = v)?;
@@ -75,18 +79,25 @@ pub fn read_rollouts(path: &Path) -> Result<Vec<RolloutRow>, ReportError> {
     table.required("weight_version", rows, |row, v| row.weight_version = v)?;
     table.optional("engine_fingerprint", rows, |row, v| row.engine_fingerprint = v)?;
     table.optional("trainer_fingerprint", rows, |row, v| row.trainer_fingerprint = v)?;
-    table.full_list("state_blocks", rows, |row, v| row.state_blocks = v)?;
-    table.full_list("state_block_generations", rows, |row, v| row.state_block_generations = v)?;
-    table
-        .list("state_block_previous_owners", rows, |row, v| row.state_block_previous_owners = v)?;
-    table.full_list("attn_blocks", rows, |row, v| row.attn_blocks = v)?;
+    table.full_list("state_blocks", rows, |row, v| row.state_blocks = v.unwrap_or_default())?;
+    table.full_list("state_block_generations", rows, |row, v| {
+        row.state_block_generations = v.unwrap_or_default()
+    })?;
+    table.list("state_block_previous_owners", rows, |row, v| {
+        row.state_block_previous_owners = v.unwrap_or_default()
+    })?;
+    table.full_list("attn_blocks", rows, |row, v| row.attn_blocks = v.unwrap_or_default())?;
     table.optional("preemptions", rows, |row, v| row.preemptions = v)?;
     table.optional("cached_tokens", rows, |row, v| row.cached_tokens = v)?;
-    table.full_list("cached_blocks", rows, |row, v| row.cached_blocks = v)?;
-    table.full_list("cached_block_tokens", rows, |row, v| row.cached_block_tokens = v)?;
-    table.full_list("cached_block_filled_by", rows, |row, v| row.cached_block_filled_by = v)?;
+    table.full_list("cached_blocks", rows, |row, v| row.cached_blocks = v.unwrap_or_default())?;
+    table.full_list("cached_block_tokens", rows, |row, v| {
+        row.cached_block_tokens = v.unwrap_or_default()
+    })?;
+    table.full_list("cached_block_filled_by", rows, |row, v| {
+        row.cached_block_filled_by = v.unwrap_or_default()
+    })?;
     table.full_list("cached_block_weight_versions", rows, |row, v| {
-        row.cached_block_weight_versions = v;
+        row.cached_block_weight_versions = v.unwrap_or_default();
     })?;
     Ok(rows.to_vec())
 }
@@ -97,8 +108,8 @@ fn columns(rows: &[RolloutRow]) -> Vec<Column> {
         required("step", rows, |row| row.request.step),
         required("prompt_id", rows, |row| row.request.prompt_id),
         required("rollout_idx", rows, |row| row.request.rollout_idx),
-        full_list("prompt_token_ids", rows, |row| &row.prompt_token_ids),
-        full_list("completion_token_ids", rows, |row| &row.completion_token_ids),
+        full_list("prompt_token_ids", rows, |row| Some(&row.prompt_token_ids[..])),
+        full_list("completion_token_ids", rows, |row| Some(&row.completion_token_ids[..])),
         required("prompt_text", rows, |row| row.prompt_text.clone()),
         required("completion_text", rows, |row| row.completion_text.clone()),
         required("reward", rows, |row| row.reward),
@@ -112,20 +123,29 @@ fn columns(rows: &[RolloutRow]) -> Vec<Column> {
         required("weight_version", rows, |row| row.weight_version),
         optional("engine_fingerprint", rows, |row| row.engine_fingerprint),
         optional("trainer_fingerprint", rows, |row| row.trainer_fingerprint),
-        full_list("state_blocks", rows, |row| &row.state_blocks),
-        full_list("state_block_generations", rows, |row| &row.state_block_generations),
-        list("state_block_previous_owners", rows, |row| row.state_block_previous_owners.clone()),
-        full_list("attn_blocks", rows, |row| &row.attn_blocks),
+        full_list("state_blocks", rows, |row| row.told(&row.state_blocks)),
+        full_list("state_block_generations", rows, |row| row.told(&row.state_block_generations)),
+        list("state_block_previous_owners", rows, |row| {
+            row.told(&row.state_block_previous_owners).map(<[_]>::to_vec)
+        }),
+        full_list("attn_blocks", rows, |row| row.told(&row.attn_blocks)),
         optional("preemptions", rows, |row| row.preemptions),
         optional("cached_tokens", rows, |row| row.cached_tokens),
-        full_list("cached_blocks", rows, |row| &row.cached_blocks),
-        full_list("cached_block_tokens", rows, |row| &row.cached_block_tokens),
-        full_list("cached_block_filled_by", rows, |row| &row.cached_block_filled_by),
-        full_list("cached_block_weight_versions", rows, |row| &row.cached_block_weight_versions),
+        full_list("cached_blocks", rows, |row| row.told(&row.cached_blocks)),
+        full_list("cached_block_tokens", rows, |row| row.told(&row.cached_block_tokens)),
+        full_list("cached_block_filled_by", rows, |row| row.told(&row.cached_block_filled_by)),
+        full_list("cached_block_weight_versions", rows, |row| {
+            row.told(&row.cached_block_weight_versions)
+        }),
     ]
 }
 
 impl RolloutRow {
+    /// What the engine's own record says; `None` where it keeps none.
+    fn told<'a, T>(&self, list: &'a [T]) -> Option<&'a [T]> {
+        self.preemptions.map(|_| list)
+    }
+
     fn new(rollout: &Rollout, engine: &str) -> Self {
         let completion = &rollout.completion;
         let blocks = completion.state_blocks();

@@ -15,7 +15,7 @@ use ::parquet::schema::types::Type;
 
 use super::super::disk::write_atomic;
 use super::super::ReportError;
-use super::column::{Cell, Column, EMPTY, NULL};
+use super::column::{Cell, Column, ABSENT, EMPTY, NULL, VALUE};
 use super::guard::guarded;
 
 /// Writes the columns as one row group, atomically.
@@ -108,26 +108,26 @@ impl Table {
         self.fill(name, rows, cells.collect::<Result<_, _>>()?, set)
     }
 
-    /// Gives every row its list.
+    /// Gives every row its list; `None` is a null.
     pub(super) fn list<R, T: Cell>(
         &self,
         name: &str,
         rows: &mut [R],
-        set: impl Fn(&mut R, Vec<Option<T>>),
+        set: impl Fn(&mut R, Option<Vec<Option<T>>>),
     ) -> Result<(), ReportError> {
-        let stored = self.stored::<T>(name, [2, 1])?;
+        let stored = self.stored::<T>(name, [VALUE, 1])?;
         let mut cells = stored.cells.into_iter();
-        let mut lists: Vec<Vec<Option<T>>> = Vec::new();
+        let mut lists: Vec<Option<Vec<Option<T>>>> = Vec::new();
         for (&level, &repeated) in stored.defined.iter().zip(&stored.repeated) {
             if repeated == 0 {
-                lists.push(Vec::new());
+                lists.push((level != ABSENT).then(Vec::new));
             }
-            let list = lists.last_mut().ok_or_else(|| self.bad(name, "starts inside a list"))?;
-            match level {
-                EMPTY => {}
-                NULL => list.push(None),
-                _ => list.push(Some(self.next(name, &mut cells)?)),
+            if let ABSENT | EMPTY = level {
+                continue;
             }
+            let cell = if level == NULL { None } else { Some(self.next(name, &mut cells)?) };
+            let list = lists.last_mut().and_then(Option::as_mut);
+            list.ok_or_else(|| self.bad(name, "starts inside a list"))?.push(cell);
         }
         self.fill(name, rows, lists, set)
     }
@@ -137,13 +137,16 @@ impl Table {
         &self,
         name: &str,
         rows: &mut [R],
-        set: impl Fn(&mut R, Vec<T>),
+        set: impl Fn(&mut R, Option<Vec<T>>),
     ) -> Result<(), ReportError> {
         let nulls = std::cell::Cell::new(0_usize);
-        self.list(name, rows, |row, list: Vec<Option<T>>| {
-            let len = list.len();
-            let full: Vec<T> = list.into_iter().flatten().collect();
-            nulls.set(nulls.get() + len - full.len());
+        self.list(name, rows, |row, list: Option<Vec<Option<T>>>| {
+            let full = list.map(|list| {
+                let len = list.len();
+                let full: Vec<T> = list.into_iter().flatten().collect();
+                nulls.set(nulls.get() + len - full.len());
+                full
+            });
             set(row, full);
         })?;
         match nulls.get() {

@@ -1,5 +1,6 @@
 use std::fs;
 
+use super::table::Table;
 use super::*;
 use crate::base::{
     BlockId, Contract, EngineStep, Generation, LogProb, LogprobsMode, Position, RequestId, TokenId,
@@ -74,7 +75,7 @@ fn rollout(idx: u32) -> Rollout {
     }
 }
 
-/// The second has neither a completion nor blocks: its lists are empty.
+/// The second has no completion, and is of an engine that says nothing of its blocks.
 fn rollouts() -> Vec<Rollout> {
     let mut empty = rollout(1);
     empty.completion.tokens.clear();
@@ -123,6 +124,30 @@ fn rollouts_read_back() {
     assert_eq!(rows[0], expect);
     assert_eq!((rows[1].completion_token_ids.len(), rows[1].trainer_fingerprint), (0, Some(1)));
     assert_eq!(rows[2], RolloutRow { request: RequestId::new(12, 3, 2), ..expect });
+}
+
+/// No blocks are not the same as blocks that nobody tells of.
+#[test]
+fn what_an_engine_does_not_say_is_null() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step-00012.parquet");
+    write_rollouts(&path, &rollouts(), "vllm").unwrap();
+    let table = Table::open(&path).unwrap();
+    let lists = |column| {
+        let mut lists: Vec<Option<Vec<Option<u32>>>> = vec![None; 3];
+        table.list(column, &mut lists, |row, list| *row = list).unwrap();
+        lists.into_iter().map(|list| list.map(|list| list.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(lists("completion_token_ids"), [Some(2), Some(0), Some(2)]);
+    assert_eq!(lists("attn_blocks"), [Some(0), None, Some(0)]);
+    for (column, len) in [
+        ("state_blocks", 2),
+        ("state_block_generations", 2),
+        ("cached_blocks", 1),
+        ("cached_block_tokens", 1),
+    ] {
+        assert_eq!(lists(column), [Some(len), None, Some(len)], "{column}");
+    }
 }
 
 #[test]
