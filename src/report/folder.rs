@@ -99,6 +99,17 @@ impl RunFolder {
         Ok(claim)
     }
 
+    /// Takes away what was made for a run that cannot begin. Folders that hold something stay.
+    pub fn abandon(&self, claim: Claim) {
+        // Under the lock, so that it is nobody else's file.
+        let _ = fs::remove_file(self.config());
+        drop(claim);
+        let parts = FOLDERS.map(|part| self.root.join(part));
+        for path in parts.into_iter().chain([self.tensorboard(), self.root.clone()]) {
+            let _ = fs::remove_dir(path);
+        }
+    }
+
     /// A folder that a run has left, to read it or to go on with it.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
         Self::named(root.into()).opened()
@@ -249,6 +260,22 @@ mod tests {
                     root.display()
                 )
             );
+        }
+    }
+
+    #[test]
+    fn a_run_that_cannot_begin_leaves_what_is_not_its_own() {
+        let parent = tempfile::tempdir().unwrap();
+        for (others, stays) in [(None, false), (Some("server-0.log"), true)] {
+            let root = parent.path().join("run");
+            let folder = RunFolder::create(&root).unwrap();
+            let claim = folder.claim("{}").unwrap();
+            others.iter().for_each(|other| fs::write(root.join(other), "words").unwrap());
+            folder.abandon(claim);
+            assert_eq!(root.exists(), stays);
+            let left = fs::read_dir(&root).map_or(0, Iterator::count);
+            assert_eq!(left, usize::from(stays));
+            RunFolder::create(&root).expect("another may begin there");
         }
     }
 

@@ -73,7 +73,7 @@ struct Manner {
 /// # Errors
 /// Whatever is wrong with the experiment, its model or the disk. What was already reported stays.
 pub fn run(config: &Config, out: &Path) -> Result<Summary> {
-    begin(out, || Ok(RunFolder::create(out)?), config, Manner::default())
+    begin(RunFolder::create(out)?, config, Manner::default())
 }
 
 /// Goes on with a run that was interrupted, killed or has failed, from its last checkpoint; `None`
@@ -102,19 +102,18 @@ pub fn watch(expressions: &[FailOn], out: &Path) -> Result<Watch> {
     fail_on::watch_run(expressions, &RunFolder::open(out)?)
 }
 
-/// `out` is where the log of a server goes that the run starts.
-fn begin(
-    out: &Path,
-    folder: impl FnOnce() -> Result<RunFolder>,
-    config: &Config,
-    manner: Manner,
-) -> Result<Summary> {
-    // The session first: a run that cannot start leaves nothing, but the log of a server that could
-    // not.
-    let launched = Launched::start(config, out)?;
-    let mut session = device::guarded(|| Session::open_with(config, launched, None))?;
-    let folder = folder()?;
+fn begin(folder: RunFolder, config: &Config, manner: Manner) -> Result<Summary> {
+    // Nobody else's run or server is touched where the folder is not free.
     let claim = folder.claim(&config.to_json())?;
+    let opened = Launched::start(config, folder.root())
+        .and_then(|launched| device::guarded(|| Session::open_with(config, launched, None)));
+    let mut session = match opened {
+        Ok(session) => session,
+        Err(error) => {
+            folder.abandon(claim);
+            return Err(error);
+        }
+    };
     let mut recorder = Recorder::create((folder, claim), &session, manner.quiet)?;
     let done = device::guarded(|| all(&mut session, &mut recorder, manner));
     recorder.finish(&session, done)

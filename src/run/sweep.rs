@@ -236,8 +236,8 @@ impl Plan {
                 for left in [&folder, &tensorboard] {
                     discard(left)?;
                 }
-                let make = || Ok(RunFolder::create_beside(&folder, &tensorboard)?);
-                begin(&folder, make, config, manner)
+                let free = RunFolder::create_beside(&folder, &tensorboard)?;
+                begin(free, config, manner)
             }
         };
         match ran {

@@ -110,6 +110,20 @@ fn a_server_begins_and_ends_with_its_run() {
 }
 
 #[test]
+fn no_server_is_started_for_a_folder_that_holds_a_run() {
+    let launch = Launch::new();
+    let (code, stderr) = launch.run("", &[]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let log = launch.out().join("server-0.log");
+    let before = fs::read_to_string(&log).expect("its log is kept");
+    let (code, stderr) = launch.run("", &["steps=1"]);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("already holds a run"), "{stderr}");
+    assert_eq!(fs::read_to_string(&log).expect("it is there"), before);
+    assert_eq!(launch.summary()["steps_done"], 2);
+}
+
+#[test]
 fn a_server_that_dies_is_told_of_in_its_own_words() {
     let launch = Launch::new();
     let (code, stderr) = launch.run("dies=20", &["check.floor=0"]);

@@ -23,7 +23,7 @@ pub(super) struct Played {
 impl Played {
     pub(super) fn of(config: &Config, out: PathBuf) -> Result<Self> {
         let manner = Manner { quiet: true, ..Manner::default() };
-        let summary = begin(&out, || Ok(RunFolder::create(&out)?), config, manner)?;
+        let summary = begin(RunFolder::create(&out)?, config, manner)?;
         let folder = RunFolder::open(out)?;
         let is_told =
             |step: &Step| summary.spike_steps.contains(step) || folder.evidence(*step).exists();
