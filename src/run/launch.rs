@@ -14,6 +14,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ use self::mark::Mark;
 use super::interrupt;
 use super::progress::say;
 use crate::config::{Config, LaunchConfig};
+use crate::rollout::http::Starting;
 
 const LOOKED_EVERY: Duration = Duration::from_millis(50);
 /// For one question about a server's health.
@@ -44,9 +46,14 @@ struct Server {
     log_from: u64,
     child: Child,
     mark: Mark,
+    /// When that child began.
+    began: Instant,
+    /// From then on until it is healthy.
+    starting: Starting,
     restarts_left: u32,
-    /// Once it has ended for good.
     ended: Option<ExitStatus>,
+    /// Why it is given up.
+    lost: Option<String>,
 }
 
 impl Launched {
@@ -62,33 +69,52 @@ impl Launched {
         else {
             return Ok(None);
         };
-        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         let launched = Self { servers: RefCell::default(), config: launch.clone() };
         for (index, url) in servers.url.iter().enumerate() {
             let log = folder.join(format!("server-{index}.log"));
             let server = Server::start(url, log, launch)?;
             launched.servers.borrow_mut().push(server);
         }
-        let mut all = launched.servers.borrow_mut();
-        all.iter_mut().try_for_each(|server| server.wait_until_healthy(launch))?;
-        drop(all);
+        launched.wait_until_healthy()?;
         Ok(Some(launched))
     }
 
-    /// Whether a server has ended for good. One that may be started again is, and waited for.
-    pub(super) fn has_ended(&self) -> bool {
+    fn wait_until_healthy(&self) -> Result<()> {
+        let mut servers = self.servers.borrow_mut();
+        loop {
+            let mut healthy = true;
+            for server in servers.iter_mut() {
+                // What ends before it was ever well would end again.
+                ensure!(!server.has_ended(), server.obituary());
+                healthy &= server.is_healthy(&self.config)?;
+            }
+            if healthy {
+                return Ok(());
+            }
+            interrupt::check(|| "the start of the servers".to_owned())?;
+            sleep(LOOKED_EVERY);
+        }
+    }
+
+    /// Of each server, in the order of their addresses.
+    pub(super) fn starting(&self) -> Vec<Starting> {
+        self.servers.borrow().iter().map(|server| Starting::clone(&server.starting)).collect()
+    }
+
+    /// Looks after the servers: one that has ended is started again where it may be. Whether one
+    /// is given up.
+    pub(super) fn has_lost_one(&self) -> bool {
         let mut servers = self.servers.borrow_mut();
         servers.iter_mut().any(|server| server.look_after(&self.config))
     }
 
-    /// Of the first server that has ended.
+    /// Of the first server that was given up or has ended.
     pub(super) fn last_words(&self) -> Option<String> {
         let mut servers = self.servers.borrow_mut();
-        let mut ended = servers.iter_mut().filter_map(|server| {
+        servers.iter_mut().find_map(|server| {
             let ended = server.has_ended();
-            ended.then(|| server.obituary())
-        });
-        ended.next()
+            server.lost.clone().or_else(|| ended.then(|| server.obituary()))
+        })
     }
 }
 
@@ -112,29 +138,40 @@ impl Server {
         );
         let log_from = len(&log);
         let (child, mark) = spawn(&address, &log, config)?;
-        let (url, restarts_left) = (url.to_owned(), config.restarts);
-        Ok(Self { url, address, log, log_from, child, mark, restarts_left, ended: None })
+        Ok(Self {
+            url: url.to_owned(),
+            address,
+            log,
+            log_from,
+            child,
+            mark,
+            began: Instant::now(),
+            starting: Starting::new(true.into()),
+            restarts_left: config.restarts,
+            ended: None,
+            lost: None,
+        })
     }
 
-    fn wait_until_healthy(&mut self, config: &LaunchConfig) -> Result<()> {
-        let began = Instant::now();
-        while !is_healthy(&self.address) {
-            if self.has_ended() {
-                bail!("{}", self.obituary());
-            }
-            interrupt::check(|| format!("the start of {}", self.url))?;
-            let waited = began.elapsed().as_secs_f64();
-            ensure!(
-                waited < config.ready_timeout_s,
-                "{} is not healthy after {waited:.0} s; raise engine.launch.ready_timeout_s, or \
-                 see {}, which ends\n{}",
-                self.url,
-                self.log.display(),
-                self.last_words()
-            );
-            sleep(LOOKED_EVERY);
+    /// Whether it is healthy, or was since it began.
+    fn is_healthy(&self, config: &LaunchConfig) -> Result<bool> {
+        if !self.starting.load(Ordering::Relaxed) {
+            return Ok(true);
         }
-        Ok(())
+        if answers_health(&self.address) {
+            self.starting.store(false, Ordering::Release);
+            return Ok(true);
+        }
+        let waited = self.began.elapsed().as_secs_f64();
+        ensure!(
+            waited < config.ready_timeout_s,
+            "{} is not healthy after {waited:.0} s; raise engine.launch.ready_timeout_s, or see \
+             {}, which ends\n{}",
+            self.url,
+            self.log.display(),
+            self.last_words()
+        );
+        Ok(false)
     }
 
     fn has_ended(&mut self) -> bool {
@@ -145,28 +182,28 @@ impl Server {
         self.ended.is_some()
     }
 
-    /// Starts it again where it has ended and may be; true where it has ended for good.
+    /// Takes the next step of its life, without waiting for the one after; true where it is given
+    /// up.
     fn look_after(&mut self, config: &LaunchConfig) -> bool {
-        while self.has_ended() {
-            if self.restarts_left == 0 {
-                return true;
-            }
-            self.restarts_left -= 1;
-            say(&format!("{}; starting it again", self.obituary()));
-            self.mark.kill_all();
-            self.log_from = len(&self.log);
-            match spawn(&self.address, &self.log, config) {
-                Ok((child, mark)) => (self.child, self.mark, self.ended) = (child, mark, None),
-                Err(error) => {
-                    say(&format!("{error:#}"));
-                    return true;
-                }
-            }
-            if let Err(error) = self.wait_until_healthy(config) {
-                say(&format!("{error:#}"));
-            }
+        if self.lost.is_none() {
+            let lives = if self.has_ended() { self.start_again(config) } else { Ok(()) };
+            let failed = lives.and_then(|()| self.is_healthy(config)).err();
+            self.lost = failed.map(|error| format!("{error:#}"));
         }
-        false
+        self.lost.is_some()
+    }
+
+    fn start_again(&mut self, config: &LaunchConfig) -> Result<()> {
+        let Some(left) = self.restarts_left.checked_sub(1) else { bail!("{}", self.obituary()) };
+        // Nobody is to knock from here on.
+        self.starting.store(true, Ordering::Release);
+        say(&format!("{}; starting it again", self.obituary()));
+        self.mark.kill_all();
+        self.log_from = len(&self.log);
+        let (child, mark) = spawn(&self.address, &self.log, config)?;
+        (self.child, self.mark, self.ended) = (child, mark, None);
+        (self.began, self.restarts_left) = (Instant::now(), left);
+        Ok(())
     }
 
     fn obituary(&self) -> String {
@@ -221,7 +258,7 @@ fn spawn(address: &str, log: &Path, config: &LaunchConfig) -> Result<(Child, Mar
 }
 
 /// Whether `GET /health` is answered with 200.
-fn is_healthy(address: &str) -> bool {
+fn answers_health(address: &str) -> bool {
     let ask = || -> std::io::Result<bool> {
         let Some(place) = address.to_socket_addrs()?.next() else { return Ok(false) };
         let mut stream = TcpStream::connect_timeout(&place, ANSWERS_WITHIN)?;

@@ -26,7 +26,7 @@ fn config(urls: &[&str]) -> ServersConfig {
 }
 
 fn terms(contract: Contract) -> Terms {
-    Terms { contract, seed: 3 }
+    Terms { contract, seed: 3, starting: Vec::new() }
 }
 
 fn open(servers: &[&Scripted], edit: impl Fn(&mut ServersConfig)) -> Result<Servers, ServerError> {

@@ -1,6 +1,7 @@
 //! One server: requests, limits, time-outs, tries.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
@@ -10,13 +11,17 @@ use tokio::sync::Semaphore;
 
 use super::answer::{message, parse, Answer};
 use super::error::{Problem, ServerError};
+use super::news::News;
 use super::request::{Body, Generate};
+use super::Starting;
 use crate::base::{LogProb, RequestId, TokenId};
 use crate::config::ServersConfig;
 use crate::engine::{FinishReason, SampledToken};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Whether a server that is being started is up.
+const LOOKED_EVERY: Duration = Duration::from_millis(50);
 const COMPLETIONS: &str = "/v1/completions";
 
 #[derive(Debug)]
@@ -28,6 +33,8 @@ pub(super) struct Client {
     timeout: Duration,
     retry_for: Duration,
     limit: Semaphore,
+    starting: Starting,
+    news: Arc<News>,
 }
 
 /// A model that a server lists.
@@ -39,7 +46,11 @@ pub(super) struct Served {
 }
 
 impl Client {
-    pub(super) fn new(url: &str, config: &ServersConfig) -> Result<Self, ServerError> {
+    pub(super) fn new(
+        url: &str,
+        config: &ServersConfig,
+        (starting, news): (Starting, Arc<News>),
+    ) -> Result<Self, ServerError> {
         // A proxy that the environment names is for other hosts than a cluster's own.
         let http = reqwest::Client::builder().no_proxy().build();
         let http = http.map_err(|error| ServerError::Runtime(std::io::Error::other(error)))?;
@@ -50,6 +61,8 @@ impl Client {
             timeout: seconds(config.request_timeout_s),
             retry_for: seconds(config.retry_for_s),
             limit: Semaphore::new(config.max_concurrent_requests as usize),
+            starting,
+            news,
         })
     }
 
@@ -159,7 +172,8 @@ impl Client {
         self.tried(&format!("request {name}"), once).await
     }
 
-    /// Tries until it is done, fails for good, or the pauses together have been long enough.
+    /// Tries until it is done, fails for good, is late a second time, or the pauses together have
+    /// been long enough. A server that is being started is waited for, which costs no try.
     async fn tried<T, F>(&self, what: &str, once: impl Fn() -> F) -> Result<T, ServerError>
     where
         F: std::future::Future<Output = Result<T, Problem>>,
@@ -170,11 +184,22 @@ impl Client {
             .with_max_delay(LONGEST_PAUSE)
             .without_max_times()
             .with_total_delay(Some(self.retry_for));
-        let counted = || {
+        let counted = || async {
+            while self.starting.load(Ordering::Acquire) {
+                tokio::time::sleep(LOOKED_EVERY).await;
+            }
             tries.fetch_add(1, Ordering::Relaxed);
-            once()
+            once().await
         };
-        let done = counted.retry(pauses).when(Problem::is_passing).await;
+        let mut was_late = false;
+        let passes = |problem: &Problem| match problem {
+            Problem::TimedOut(seconds) => {
+                self.news.late(&self.url, *seconds);
+                !std::mem::replace(&mut was_late, true)
+            }
+            other => other.is_passing(),
+        };
+        let done = counted.retry(pauses).when(passes).await;
         done.map_err(|problem| ServerError::Request {
             url: self.url.clone(),
             what: what.to_owned(),

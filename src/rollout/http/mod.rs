@@ -9,20 +9,23 @@ mod answer;
 mod client;
 mod error;
 mod facts;
+mod news;
 mod request;
 
 use std::future::Future;
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::client::Client;
 pub use self::error::{Problem, ServerError};
 pub use self::facts::ServerFacts;
+use self::news::News;
 use self::request::{Generate, Sampling};
 use crate::base::{Contract, LogProb, RequestId, TokenId, WeightVersion};
 use crate::config::ServersConfig;
@@ -31,14 +34,33 @@ use crate::engine::{Completion, GenerationRequest};
 /// How often somebody is asked whether to go on waiting.
 const ASKED_EVERY: Duration = Duration::from_millis(50);
 
-/// Asked now and then while answers are awaited; true gives up.
-pub type Stop<'a> = &'a dyn Fn() -> bool;
+/// Whoever waits for answers.
+pub trait Waiting {
+    /// Asked now and then; true gives up.
+    fn gives_up(&self) -> bool;
+    /// Told of what makes the waiting long.
+    fn hears(&self, news: &str);
+}
+
+/// One who only says when to stop.
+impl<F: Fn() -> bool> Waiting for F {
+    fn gives_up(&self) -> bool {
+        self()
+    }
+
+    fn hears(&self, _: &str) {}
+}
+
+/// True while a server is being started: it is left alone, and no try is lost on it.
+pub type Starting = Arc<AtomicBool>;
 
 /// What a client must know of the run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Terms {
     pub contract: Contract,
     pub seed: u64,
+    /// One a server, in the order of their addresses; empty where the run starts none.
+    pub starting: Vec<Starting>,
 }
 
 /// Servers that all serve one model.
@@ -47,7 +69,8 @@ pub struct Servers {
     runtime: Runtime,
     clients: Vec<Arc<Client>>,
     facts: Vec<ServerFacts>,
-    terms: Terms,
+    news: Arc<News>,
+    seed: u64,
     request_seeds: bool,
     weight_version: WeightVersion,
 }
@@ -58,12 +81,21 @@ impl Servers {
     /// # Errors
     /// A server that is not there, serves another model, or whose log-probabilities mean something
     /// else than the contract says; servers unlike each other.
-    pub fn open(config: &ServersConfig, terms: Terms, stop: Stop) -> Result<Self, ServerError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    pub fn open(
+        config: &ServersConfig,
+        terms: Terms,
+        waiting: &dyn Waiting,
+    ) -> Result<Self, ServerError> {
+        // Answers are read on a thread of their own, whatever who waits for them is busy with.
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(ServerError::Runtime)?;
         let name = config.served_model_name.clone();
-        let clients: Vec<Client> =
-            config.url.iter().map(|url| Client::new(url, config)).collect::<Result<_, _>>()?;
+        let news = Arc::new(News::default());
+        let mut clients = Vec::new();
+        for (index, url) in config.url.iter().enumerate() {
+            let starting = terms.starting.get(index).cloned().unwrap_or_default();
+            clients.push(Client::new(url, config, (starting, Arc::clone(&news)))?);
+        }
         let contract = config.check_contract.then_some(terms.contract);
         let of_one = |mut client: Client| {
             let name = name.clone();
@@ -72,12 +104,14 @@ impl Servers {
                 Ok((Arc::new(client), facts))
             }
         };
-        let found = runtime.block_on(all(clients.into_iter().map(of_one), stop))?;
+        let jobs = clients.into_iter().map(of_one);
+        let found = runtime.block_on(all(jobs, &news, waiting))?;
         let (clients, facts): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         facts::alike(&facts)?;
         let weight_version = WeightVersion::new(0);
         let request_seeds = config.request_seeds;
-        Ok(Self { runtime, clients, facts, terms, request_seeds, weight_version })
+        let seed = terms.seed;
+        Ok(Self { runtime, clients, facts, news, seed, request_seeds, weight_version })
     }
 
     /// What the servers are, in the order of their addresses.
@@ -95,7 +129,7 @@ impl Servers {
         &self,
         asked: Vec<GenerationRequest>,
         contract: &Contract,
-        stop: Stop,
+        waiting: &dyn Waiting,
     ) -> Result<Vec<Completion>, ServerError> {
         let ids: Vec<RequestId> = asked.iter().map(|request| request.id).collect();
         let jobs = asked.into_iter().map(|request| {
@@ -120,7 +154,7 @@ impl Servers {
                 })
             }
         });
-        let done = self.runtime.block_on(all(jobs, stop))?;
+        let done = self.runtime.block_on(all(jobs, &self.news, waiting))?;
         assert!(done.iter().map(|one| one.id).eq(ids), "one answer a request, in their order");
         Ok(done)
     }
@@ -134,38 +168,46 @@ impl Servers {
     pub fn score_prefill(
         &self,
         sequences: Vec<(RequestId, Vec<TokenId>, usize)>,
-        stop: Stop,
+        waiting: &dyn Waiting,
     ) -> Result<Vec<Vec<LogProb>>, ServerError> {
         let jobs = sequences.into_iter().map(|(id, tokens, prompt_len)| {
             let client = Arc::clone(&self.clients[id.prompt_id.index() % self.clients.len()]);
             async move { client.score(id, &tokens, prompt_len).await }
         });
-        self.runtime.block_on(all(jobs, stop))
+        self.runtime.block_on(all(jobs, &self.news, waiting))
     }
 
     /// Has every server read its model folder again and forget its prefix cache.
     ///
     /// # Errors
     /// A server without the endpoints, or one that fails.
-    pub fn reload(&mut self, version: WeightVersion, stop: Stop) -> Result<(), ServerError> {
+    pub fn reload(
+        &mut self,
+        version: WeightVersion,
+        waiting: &dyn Waiting,
+    ) -> Result<(), ServerError> {
         let jobs = self.clients.iter().map(|client| {
             let client = Arc::clone(client);
             async move { client.reload().await }
         });
-        self.runtime.block_on(all(jobs, stop))?;
+        self.runtime.block_on(all(jobs, &self.news, waiting))?;
         self.weight_version = version;
         Ok(())
     }
 
     fn seed_of(&self, id: RequestId) -> Option<i64> {
-        let drawn = || xxh3_64_with_seed(id.to_string().as_bytes(), self.terms.seed);
+        let drawn = || xxh3_64_with_seed(id.to_string().as_bytes(), self.seed);
         // 63 bits: a seed is a signed number there, and a negative one is odd to read.
         self.request_seeds.then(|| (drawn() >> 1) as i64)
     }
 }
 
-/// Awaits all, in their order; the first failure ends the others, and so does `stop`.
-async fn all<T, F>(jobs: impl Iterator<Item = F>, stop: Stop<'_>) -> Result<Vec<T>, ServerError>
+/// Awaits all, in their order; the first failure ends the others, and so does giving up.
+async fn all<T, F>(
+    jobs: impl Iterator<Item = F>,
+    news: &News,
+    waiting: &dyn Waiting,
+) -> Result<Vec<T>, ServerError>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, ServerError>> + Send + 'static,
@@ -188,9 +230,12 @@ where
                 assert!(place.is_none(), "an answer has one place, and comes there once");
                 *place = Some(result?);
             }
-            _ = ticks.tick() => if stop() {
-                return Err(ServerError::Stopped);
-            },
+            _ = ticks.tick() => {
+                news.tell(waiting);
+                if waiting.gives_up() {
+                    return Err(ServerError::Stopped);
+                }
+            }
         }
     }
     Ok(done.into_iter().map(|one| one.expect("every job has ended")).collect())

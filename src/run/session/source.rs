@@ -13,7 +13,7 @@ use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest
 use crate::gap::Floor;
 use crate::model::{save_folder, Numerics, Plan};
 use crate::ops::array::Device;
-use crate::rollout::http::{ServerError, Servers, Terms};
+use crate::rollout::http::{ServerError, Servers, Terms, Waiting};
 use crate::rollout::{Draw, Rollout, Source};
 use crate::run::interrupt::{self, Interrupted};
 use crate::run::launch::Launched;
@@ -71,14 +71,23 @@ pub(super) fn servers(
     servers: &ServersConfig,
     launched: Option<&Launched>,
 ) -> Result<Servers> {
-    let contract = config.contract();
-    let terms = Terms { contract, seed: config.seed };
-    Servers::open(servers, terms, &|| give_up(launched))
+    let starting = launched.map(Launched::starting).unwrap_or_default();
+    let terms = Terms { contract: config.contract(), seed: config.seed, starting };
+    Servers::open(servers, terms, &Patience(launched))
         .map_err(|error| failed(error, launched, "the start"))
 }
 
-fn give_up(launched: Option<&Launched>) -> bool {
-    interrupt::asked() || launched.is_some_and(Launched::has_ended)
+/// Waits until Ctrl-C, or until a server is lost that the run has started.
+struct Patience<'a>(Option<&'a Launched>);
+
+impl Waiting for Patience<'_> {
+    fn gives_up(&self) -> bool {
+        interrupt::asked() || self.0.is_some_and(Launched::has_lost_one)
+    }
+
+    fn hears(&self, news: &str) {
+        say(news);
+    }
 }
 
 /// What ended the waiting: Ctrl-C, or a server that was started here and is no more, with its last
@@ -151,7 +160,7 @@ impl Session {
         contract: &Contract,
         asked: Vec<GenerationRequest>,
     ) -> Result<Vec<Completion>> {
-        self.ask(|servers, stop| servers.generate(asked, contract, stop))
+        self.ask(|servers, waiting| servers.generate(asked, contract, waiting))
     }
 
     /// The prefill leg; without one where the contract is of no raw logits, as the servers' is.
@@ -168,7 +177,7 @@ impl Session {
             (rollouts[index].completion.id, whole.tokens, whole.prompt_len)
         });
         let sequences: Vec<_> = sequences.collect();
-        let scores = self.ask(|servers, stop| servers.score_prefill(sequences, stop))?;
+        let scores = self.ask(|servers, waiting| servers.score_prefill(sequences, waiting))?;
         for (&index, scores) in zip(which, scores) {
             rollouts[index].prefill = Some(leg(scores));
         }
@@ -177,11 +186,11 @@ impl Session {
 
     fn ask<T>(
         &self,
-        work: impl FnOnce(&Servers, &dyn Fn() -> bool) -> Result<T, ServerError>,
+        work: impl FnOnce(&Servers, &dyn Waiting) -> Result<T, ServerError>,
     ) -> Result<T> {
         let servers = self.source.servers().expect("only servers are asked");
         let launched = self.launched.as_ref();
-        work(servers, &|| give_up(launched)).map_err(|error| failed(error, launched, "a step"))
+        work(servers, &Patience(launched)).map_err(|error| failed(error, launched, "a step"))
     }
 
     /// Gives the engine the trainer's weights as they are now.
@@ -200,7 +209,7 @@ impl Session {
                 replace_weights(Path::new(folder), plan, &self.trainer.master()?, dtype)?;
                 let (launched, version) = (self.launched.as_ref(), self.trainer.version());
                 servers
-                    .reload(version, &|| give_up(launched))
+                    .reload(version, &Patience(launched))
                     .map_err(|error| failed(error, launched, "a hand-over of weights"))?;
             }
         }
@@ -226,7 +235,8 @@ impl Session {
             let done = self.complete_by_servers(&Contract::PLAIN, vec![request])?.remove(0);
             let ids: Vec<TokenId> = done.prompt.iter().copied().chain(done.token_ids()).collect();
             let whole = vec![(id, ids, done.prompt.len())];
-            let prefill = self.ask(|servers, stop| servers.score_prefill(whole, stop))?.remove(0);
+            let prefill =
+                self.ask(|servers, waiting| servers.score_prefill(whole, waiting))?.remove(0);
             gaps.extend(zip(&done.tokens, prefill).map(|(sampled, prefill)| {
                 (f64::from(sampled.logp.get()) - f64::from(prefill.get())).abs() * OTHER_ARITHMETIC
             }));
