@@ -119,7 +119,7 @@ impl Session {
             }
             Some(servers) => Source::Servers(source::servers(config, servers, launched.as_ref())?),
         };
-        Ok(Self {
+        let session = Self {
             config: config.clone(),
             plan,
             num,
@@ -136,11 +136,14 @@ impl Session {
             early: None,
             index_bits: None,
             floor: None,
-        })
+        };
+        session.check_lengths()?;
+        Ok(session)
     }
 
     /// Supervised steps on the task's own answers; `report` sees each step's loss in nats. Then the
-    /// KL's reference is frozen and the loop's optimizer starts afresh.
+    /// engine has the trainer's weights, the KL's reference is frozen and the loop's optimizer
+    /// starts afresh.
     pub fn warm_start(&mut self, mut report: impl FnMut(Step, f64) -> Result<()>) -> Result<()> {
         for step in (1..=self.config.trainer.warm_start.steps).map(Step::new) {
             let batch = self.config.trainer.warm_start.batch;
@@ -153,8 +156,13 @@ impl Session {
             let loss = self.trainer.warm_step(&sequences)?;
             report(step, loss)?;
         }
-        if self.config.trainer.warm_start.steps > 0 {
+        let was_warmed = self.config.trainer.warm_start.steps > 0;
+        if was_warmed {
             self.trainer.end_warm_start();
+        }
+        // Servers that learn have had whatever lay in their folder until now.
+        let learn = self.config.trainer.update != Update::None;
+        if was_warmed || learn && self.source.servers().is_some() {
             self.hand_over()?;
         }
         if self.config.trainer.kl_coef > 0.0 {

@@ -173,17 +173,17 @@ fn what_a_dead_run_has_left_is_ended() {
     let mut first = first.stderr(Stdio::null()).spawn().expect("the binary starts");
     let rows = launch.out().join("steps.jsonl");
     wait_for(|| fs::metadata(&rows).is_ok_and(|rows| rows.len() > 0));
-    let (code, stderr) = launch.run("", &[]);
+    let second = Launch { folder: tempfile::tempdir().expect("a temporary folder"), ..launch };
+    let (code, stderr) = second.run("", &[]);
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.contains("belongs to process") && stderr.contains("is alive"), "{stderr}");
     first.kill().expect("it runs");
     first.wait().expect("it was killed");
-    assert!(launch.listens(), "the server lives on");
-    fs::remove_dir_all(launch.out()).expect("the dead run's folder");
-    let (code, stderr) = launch.run("", &[]);
+    assert!(second.listens(), "the server lives on");
+    let (code, stderr) = second.run("", &[]);
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stderr.contains("ending the server that a dead run has left"), "{stderr}");
-    assert!(!launch.listens());
+    assert!(!second.listens());
 }
 
 #[test]

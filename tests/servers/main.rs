@@ -5,7 +5,9 @@
 mod common;
 
 mod answers;
+mod context;
 mod dumps;
 mod launch;
 mod scripted;
+mod waiting;
 mod whole;

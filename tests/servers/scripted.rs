@@ -4,13 +4,14 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use gapscope::base::{Contract, LogprobsMode, RequestId, TokenId};
 use gapscope::engine::{Completion, Engine, FinishReason, GenerationRequest};
-use gapscope::model::{Plan, Preset};
+use gapscope::model::{load_master, Plan, Preset};
 use gapscope::ops::array::Device;
 use gapscope::ops::sampling::Sampler;
 use gapscope::trainer::{Sequence, Trainer};
@@ -55,6 +56,10 @@ pub struct Scripted {
 pub struct State {
     script: Script,
     mode: LogprobsMode,
+    /// Of prompt and completion; more is refused.
+    pub max_model_len: u32,
+    /// From which the weights are read again, where it is asked for.
+    pub folder: Option<PathBuf>,
     config: gapscope::config::Config,
     plan: Plan,
     trainer: Mutex<Trainer>,
@@ -74,9 +79,13 @@ impl Scripted {
         mode: LogprobsMode,
         script: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
     ) -> Self {
+        Self::with(State::new(mode, Box::new(script)))
+    }
+
+    pub fn with(state: State) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let url = format!("http://{}", listener.local_addr().expect("it is bound"));
-        let state = Arc::new(State::new(mode, Box::new(script)));
+        let state = Arc::new(state);
         let shared = Arc::clone(&state);
         thread::spawn(move || serve(&listener, &shared));
         Self { url, state }
@@ -102,11 +111,18 @@ impl State {
         let pool = "engine.num_gpu_blocks_override = 40\n";
         let config = common::config(&format!("name = \"served\"\n{MODEL}{pool}"));
         let plan = Plan::new(Preset::TinyLlama.config());
-        let master = Preset::weights(&plan, config.seed);
-        let (num, learns) = (plan.numerics_of(&config), config.trainer.clone());
-        let trainer = Trainer::new(&Device::Cpu, plan.clone(), num, learns, &master).into();
+        let trainer = trainer(&plan, &config, &Preset::weights(&plan, config.seed)).into();
         let (asked, bodies, now) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { script, mode, config, plan, trainer, asked, bodies, now }
+        let (max_model_len, folder) = (512, None);
+        Self { script, mode, max_model_len, folder, config, plan, trainer, asked, bodies, now }
+    }
+
+    /// Has the weights that the folder holds.
+    pub fn reload(&self) -> Option<()> {
+        let (_, master) = load_master(self.folder.as_ref()?).expect("a model folder");
+        let read = trainer(&self.plan, &self.config, &master);
+        *self.trainer.lock().expect("no handler panics") = read;
+        Some(())
     }
 
     /// An engine of its own for each request, so that none depends on another.
@@ -138,6 +154,11 @@ impl State {
             .map_logits(&[sequence], |seen| best(seen.logits));
         seen.expect("logits")[0][0]
     }
+}
+
+fn trainer(plan: &Plan, config: &gapscope::config::Config, master: &[Vec<f32>]) -> Trainer {
+    let (num, learns) = (plan.numerics_of(config), config.trainer.clone());
+    Trainer::new(&Device::Cpu, plan.clone(), num, learns, master)
 }
 
 /// A thread a connection, for as long as the test lives.
@@ -182,8 +203,13 @@ fn answer(path: &str, body: &[u8], state: &State) -> (u16, String, Reply) {
         "/health" => good(json!(null)),
         "/version" => good(json!({ "version": "0.0.test" })),
         "/v1/models" => {
-            good(json!({ "data": [{ "id": "tiny", "root": "/m", "max_model_len": 512 }] }))
+            let max_model_len = state.max_model_len;
+            good(
+                json!({ "data": [{ "id": "tiny", "root": "/m", "max_model_len": max_model_len }] }),
+            )
         }
+        "/collective_rpc" if state.reload().is_some() => good(json!({ "results": [null] })),
+        "/reset_prefix_cache" if state.folder.is_some() => good(json!(null)),
         "/v1/completions" => completions(body, state),
         _ => (404, json!({ "detail": "Not Found" }).to_string(), Reply::Right),
     }
@@ -210,8 +236,14 @@ fn completions(body: &[u8], state: &State) -> (u16, String, Reply) {
     if let Reply::Late(by) = reply {
         thread::sleep(by);
     }
+    let room = u64::from(state.max_model_len);
+    let len = body["prompt"].as_array().expect("token ids").len() as u64;
     let done = match reply {
         Reply::Status(status, text) => (status, text.to_owned(), reply),
+        _ if len + body["max_tokens"].as_u64().expect("a count") > room => {
+            let message = format!("maximum context length is {room} tokens");
+            (400, json!({ "error": { "message": message } }).to_string(), Reply::Right)
+        }
         _ => {
             let mut right = completed(&body, &name, state);
             if let Reply::Edited(edit) = reply {
@@ -263,11 +295,30 @@ pub fn completed(body: &Value, name: &str, state: &State) -> Value {
         std::iter::once(Value::Null).chain(places).collect::<Vec<_>>()
     });
     let mut choice = choice(&prompt, &done, prefill);
+    if body.get("allowed_token_ids").is_some() {
+        force(&mut choice, ids("allowed_token_ids")[0], &prompt, state.mode, &mut engine);
+    }
     if body["logprobs"] == 1 {
         let (token, logp) = state.best(&prompt, &contract);
         choice["logprobs"]["top_logprobs"][0][format!("token_id:{token}")] = json!(logp);
     }
     json!({ "id": format!("cmpl-{name}"), "choices": [choice] })
+}
+
+/// The one token that may be sampled: raw log-probabilities do not know of it, others do.
+fn force(
+    choice: &mut Value,
+    token: TokenId,
+    prompt: &[TokenId],
+    mode: LogprobsMode,
+    engine: &mut Engine,
+) {
+    let whole = [prompt, &[token]].concat();
+    let raw = engine.score_prefill(&[(&whole, prompt.len())]).remove(0)[0].get();
+    let logp = if mode == LogprobsMode::RawLogprobs { raw } else { 0.0 };
+    choice["token_ids"] = json!([token]);
+    choice["logprobs"]["tokens"] = json!([format!("token_id:{token}")]);
+    choice["logprobs"]["token_logprobs"] = json!([logp]);
 }
 
 fn choice(prompt: &[TokenId], done: &Completion, prefill: Option<Vec<Value>>) -> Value {

@@ -5,9 +5,11 @@ use std::fs;
 use serde_json::{json, Value};
 
 use gapscope::base::LogprobsMode;
+use gapscope::config::Dtype;
+use gapscope::model::{save_preset, Preset};
 
 use crate::common::run::{gapscope, read_json};
-use crate::scripted::{Asked, Reply, Scripted, MODEL};
+use crate::scripted::{Asked, Reply, Scripted, State, MODEL};
 
 /// The run that every test here changes a little, without its model and addresses.
 pub const RUN: &str = "name = \"served\"\nsteps = 2\n[engine]\nkind = \"vllm\"\nretry_for_s = 1\n\
@@ -16,7 +18,7 @@ pub const RUN: &str = "name = \"served\"\nsteps = 2\n[engine]\nkind = \"vllm\"\n
     [trainer]\nupdate = \"none\"\n";
 
 /// Exit code, standard error, and the run's folder.
-fn run(server: &Scripted, sets: &[&str]) -> (Option<i32>, String, tempfile::TempDir) {
+pub fn run(server: &Scripted, sets: &[&str]) -> (Option<i32>, String, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("served.toml");
     let text = RUN.replacen('\n', &format!("\n{MODEL}"), 1);
@@ -30,7 +32,7 @@ fn run(server: &Scripted, sets: &[&str]) -> (Option<i32>, String, tempfile::Temp
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned(), folder)
 }
 
-fn summary(folder: &tempfile::TempDir) -> Value {
+pub fn summary(folder: &tempfile::TempDir) -> Value {
     read_json(&folder.path().join("run/summary.json"))
 }
 
@@ -118,6 +120,44 @@ fn a_request_that_fails_for_good_ends_the_run_and_keeps_what_was_done() {
     assert!(stderr.contains("request s2.p1.r2, tried 1 time(s): HTTP 400: bad token"), "{stderr}");
     let summary = summary(&folder);
     assert_eq!((&summary["steps_done"], &summary["n_tokens"]), (&json!(1), &json!(96)));
+}
+
+/// The folder holds other weights than the trainer's when the server is started.
+#[test]
+fn a_server_that_learns_has_the_trainers_weights_from_the_first_step_on() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let served = folder.path().join("served");
+    save_preset(&served, Preset::TinyLlama, 99, Dtype::F32).expect("a model folder");
+    let mut state = State::new(LogprobsMode::RawLogprobs, Box::new(|_| Reply::Right));
+    state.folder = Some(served.clone());
+    state.reload().expect("it has a folder");
+    let server = Scripted::with(state);
+    let (code, stderr, left) = run(&server, &["steps=1", "check.floor=0"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert_ne!(summary(&left)["gap_max"], 0.0, "these are other weights");
+
+    let sync = format!("engine.sync_folder={}", served.display());
+    // No answer of random weights is right, so that it is decay that moves them.
+    let learn = ["trainer.update=adamw", "trainer.weight_decay=1.0", "trainer.learning_rate=0.1"];
+    let sets = [&[sync.as_str(), "steps=3", "check.floor=0"], &learn[..]].concat();
+    let (code, stderr, left) = run(&server, &sets);
+    assert_eq!(code, Some(0), "{stderr}");
+    let summary = summary(&left);
+    assert_eq!((&summary["n_tokens"], &summary["gap_max"]), (&json!(3 * 96), &json!(0.0)));
+    assert_eq!(summary["findings"], json!([]));
+}
+
+#[test]
+fn a_server_that_cannot_be_given_weights_is_refused_before_the_first_step() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let served = folder.path().join("served");
+    save_preset(&served, Preset::TinyLlama, 99, Dtype::F32).expect("a model folder");
+    let server = Scripted::new(|_| Reply::Right);
+    let sync = format!("engine.sync_folder={}", served.display());
+    let (code, stderr, _left) = run(&server, &[&sync, "trainer.update=adamw"]);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("it has no /collective_rpc: start the server with"), "{stderr}");
+    assert!(server.asked().keys().all(|name| name == "probe"), "{:?}", server.asked());
 }
 
 /// Prompts from a file, without answers; the same folder as a run leaves.

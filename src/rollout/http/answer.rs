@@ -101,8 +101,9 @@ impl Choice {
             }
         }
         let named = logprobs.tokens.iter().map(|name| name.strip_prefix(TOKEN_ID)?.parse().ok());
-        let named: Vec<Option<u32>> = named.collect();
-        same(&named, &ids.iter().map(|id| Some(id.get())).collect::<Vec<_>>())?;
+        if let Some((at, named, id)) = first_other(named, &ids) {
+            return Err(Problem::OtherNames { at, named, id });
+        }
         let finish_reason = match self.finish_reason.as_deref() {
             Some("stop") => FinishReason::Stop,
             Some("length") => FinishReason::Length,
@@ -129,12 +130,12 @@ impl Choice {
 
     /// Of the tokens from `prompt_len` on, which the server was given as a prompt with the rest.
     pub(super) fn prompt_logprobs(
-        self,
+        &self,
         tokens: &[TokenId],
         prompt_len: usize,
-    ) -> Result<Vec<LogProb>, Problem> {
+    ) -> Result<Vec<Option<LogProb>>, Problem> {
         self.same_prompt(tokens)?;
-        let all = self.prompt_logprobs.ok_or(Problem::NoLogProbs)?;
+        let all = self.prompt_logprobs.as_ref().ok_or(Problem::NoLogProbs)?;
         if all.len() != tokens.len() {
             let (ids, found) = (tokens.len(), all.len());
             return Err(Problem::Lengths { ids, found, what: "prompt log-probabilities" });
@@ -144,11 +145,18 @@ impl Choice {
             let place = all[at].as_ref().ok_or(Problem::NoLogProbs)?;
             let Some(found) = place.get(&token.to_string()) else {
                 let found = place.keys().cloned().collect::<Vec<_>>().join(", ");
-                return Err(Problem::OtherTokens { at, found, expected: token.to_string() });
+                return Err(Problem::OtherPlace { at, found, sent: *token });
             };
-            Ok(checks.take(found.logprob.cells().first().copied().flatten(), false))
+            Ok(Some(checks.take(found.logprob.cells().first().copied().flatten(), false)))
         };
         tokens.iter().enumerate().skip(prompt_len).map(one).collect()
+    }
+
+    /// Of the one sampled token, where it is this one.
+    pub(super) fn sampled(&self, token: TokenId) -> Option<LogProb> {
+        let is_it = self.token_ids.as_deref() == Some(&[token]);
+        let cell = *self.logprobs.as_ref()?.token_logprobs.cells().first()?;
+        is_it.then(|| SideChecks::default().take(cell, false))
     }
 
     /// The largest log-probability at the one sampled position.
@@ -161,20 +169,26 @@ impl Choice {
 
     fn same_prompt(&self, sent: &[TokenId]) -> Result<(), Problem> {
         let Some(told) = &self.prompt_token_ids else { return Err(Problem::NoIds) };
-        let ids = |ids: &[TokenId]| ids.iter().map(|id| Some(id.get())).collect::<Vec<_>>();
-        same(&ids(told), &ids(sent))
+        match first_other(told.iter().map(|id| Some(id.get())), sent) {
+            Some((at, found, sent)) => Err(Problem::OtherPrompt { at, found, sent }),
+            None => Ok(()),
+        }
     }
 }
 
-fn same(found: &[Option<u32>], expected: &[Option<u32>]) -> Result<(), Problem> {
-    let at = std::iter::zip(found, expected).take_while(|(a, b)| a == b).count();
-    if at == found.len() && at == expected.len() {
-        return Ok(());
-    }
+/// The first place where two lists of tokens differ, and what either has there. `None` among the
+/// first is a token that has no id.
+fn first_other(
+    found: impl Iterator<Item = Option<u32>>,
+    ids: &[TokenId],
+) -> Option<(usize, String, String)> {
+    let found: Vec<Option<u32>> = found.collect();
+    let ids: Vec<Option<u32>> = ids.iter().map(|id| Some(id.get())).collect();
+    let at = std::iter::zip(&found, &ids).take_while(|(a, b)| a == b).count();
     let shown = |ids: &[Option<u32>]| match ids.get(at) {
         Some(Some(id)) => id.to_string(),
         Some(None) => "text".to_owned(),
         None => "the end".to_owned(),
     };
-    Err(Problem::OtherTokens { at, found: shown(found), expected: shown(expected) })
+    (at < found.len().max(ids.len())).then(|| (at, shown(&found), shown(&ids)))
 }

@@ -14,7 +14,7 @@ use super::error::{Problem, ServerError};
 use super::news::News;
 use super::request::{Body, Generate};
 use super::Starting;
-use crate::base::{LogProb, RequestId, TokenId};
+use crate::base::{LogProb, LogprobsMode, RequestId, TokenId};
 use crate::config::ServersConfig;
 use crate::engine::{FinishReason, SampledToken};
 
@@ -28,8 +28,10 @@ const COMPLETIONS: &str = "/v1/completions";
 pub(super) struct Client {
     http: reqwest::Client,
     url: String,
-    /// As requests call it; empty until the server was asked.
+    /// As requests call it; empty until the server was asked, as the next two are absent.
     pub(super) model: String,
+    pub(super) max_model_len: Option<u32>,
+    pub(super) logprobs_mode: Option<LogprobsMode>,
     timeout: Duration,
     retry_for: Duration,
     limit: Semaphore,
@@ -58,6 +60,8 @@ impl Client {
             http,
             url: url.to_owned(),
             model: String::new(),
+            max_model_len: None,
+            logprobs_mode: None,
             timeout: seconds(config.request_timeout_s),
             retry_for: seconds(config.retry_for_s),
             limit: Semaphore::new(config.max_concurrent_requests as usize),
@@ -80,18 +84,29 @@ impl Client {
         self.ask(&id.to_string(), body, read).await
     }
 
-    /// One prefill over all the tokens.
+    /// One prefill over all the tokens, and one token more, because a server samples at least one.
+    /// Where that is too many for it, the last one is left out of the prompt and is the only one
+    /// that may be sampled, which raw log-probabilities do not see; others would: it has none then.
     pub(super) async fn score(
         &self,
         id: RequestId,
         tokens: &[TokenId],
         prompt_len: usize,
-    ) -> Result<Vec<LogProb>, ServerError> {
+    ) -> Result<Vec<Option<LogProb>>, ServerError> {
+        let fits = self.max_model_len.is_none_or(|max| tokens.len() < max as usize);
+        let (prompt, last) = tokens.split_at(tokens.len() - usize::from(!fits));
+        let is_raw = self.logprobs_mode == Some(LogprobsMode::RawLogprobs);
         let body = |name| Body {
             prompt_logprobs: Some(0),
-            ..Body::one_token(&self.model, tokens, 1.0, name)
+            allowed_token_ids: (!fits && is_raw).then_some(last),
+            ..Body::one_token(&self.model, prompt, 1.0, name)
         };
-        let read = |answer: Answer| answer.only()?.prompt_logprobs(tokens, prompt_len);
+        let read = |answer: Answer| {
+            let choice = answer.only()?;
+            let mut scores = choice.prompt_logprobs(prompt, prompt_len)?;
+            scores.extend(last.iter().map(|&last| choice.sampled(last).filter(|_| is_raw)));
+            Ok(scores)
+        };
         self.ask(&format!("{id}.prefill"), body, read).await
     }
 

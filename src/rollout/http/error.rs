@@ -3,6 +3,7 @@
 use std::io;
 
 use super::ServerFacts;
+use crate::base::{RequestId, TokenId};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
@@ -13,6 +14,12 @@ pub enum ServerError {
          start them alike, or name one alone", .0[0], .0[1]
     )]
     Unlike(Box<[ServerFacts; 2]>),
+    #[error(
+        "{url}: request {request} is of {prompt} prompt tokens and {new} new ones, and the server's \
+         max_model_len is {max}: start it with --max-model-len {}, or lower rollout.max_new_tokens",
+        prompt + new
+    )]
+    TooLong { url: String, request: RequestId, prompt: u64, new: u64, max: u32 },
     #[error("given up before every answer was there")]
     Stopped,
     #[error("no runtime for requests: {0}")]
@@ -46,9 +53,17 @@ pub enum Problem {
     #[error("{ids} token ids and {found} {what}: lengths must be equal")]
     Lengths { ids: usize, found: usize, what: &'static str },
     #[error(
-        "the server's tokens differ from ours: at {at} it has {found}, and {expected} was sent"
+        "the server's prompt is not the one that was sent: at {at} it has {found}, and {sent} was \
+         sent; whatever adds tokens to prompts there is to be turned off"
     )]
-    OtherTokens { at: usize, found: String, expected: String },
+    OtherPrompt { at: usize, found: String, sent: String },
+    #[error(
+        "the answer's ids and the tokens beside its log-probabilities differ: at {at} the id is \
+         {id}, and the token {named}"
+    )]
+    OtherNames { at: usize, named: String, id: String },
+    #[error("prompt_logprobs has at {at} values of {found}, and none of {sent}, which was sent")]
+    OtherPlace { at: usize, found: String, sent: TokenId },
     #[error("a completion without a token")]
     NoTokens,
     #[error(

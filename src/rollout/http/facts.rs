@@ -80,6 +80,7 @@ impl Client {
         if let (Some(stated), Some(mode)) = (contract, logprobs_mode) {
             agree(&stated, mode).map_err(|problem| refused(self, problem))?;
         }
+        (self.max_model_len, self.logprobs_mode) = (found.max_model_len, logprobs_mode);
         Ok(ServerFacts {
             url: self.url().to_owned(),
             model: found.id,

@@ -131,6 +131,7 @@ impl Servers {
         contract: &Contract,
         waiting: &dyn Waiting,
     ) -> Result<Vec<Completion>, ServerError> {
+        self.check_lengths(&asked)?;
         let ids: Vec<RequestId> = asked.iter().map(|request| request.id).collect();
         let jobs = asked.into_iter().map(|request| {
             let client =
@@ -159,9 +160,32 @@ impl Servers {
         Ok(done)
     }
 
+    /// Whether prompt and completion have room in the servers' contexts.
+    ///
+    /// # Errors
+    /// The first request that has not.
+    pub fn check_lengths(&self, asked: &[GenerationRequest]) -> Result<(), ServerError> {
+        // The servers are alike.
+        let ServerFacts { url, max_model_len: Some(max), .. } = &self.facts[0] else {
+            return Ok(());
+        };
+        let lengths = |request: &GenerationRequest| {
+            (request.prompt.len() as u64, u64::from(request.max_new_tokens))
+        };
+        let too_long = asked.iter().find(|request| {
+            let (prompt, new) = lengths(request);
+            prompt + new > u64::from(*max)
+        });
+        let Some(request) = too_long else { return Ok(()) };
+        let (prompt, new) = lengths(request);
+        let (url, max) = (url.clone(), *max);
+        Err(ServerError::TooLong { url, request: request.id, prompt, new, max })
+    }
+
     /// Log-probabilities of each sequence's tokens from its prompt's end on, by one prefill over
-    /// all of them: `prompt_logprobs`, which are raw in every mode. Each goes where its
-    /// group was sampled.
+    /// all of them: `prompt_logprobs`, which are raw in every mode. Each goes where its group was
+    /// sampled. Absent is the last one of a sequence that fills a server's whole context, unless
+    /// the server is known to record raw log-probabilities.
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -169,7 +193,7 @@ impl Servers {
         &self,
         sequences: Vec<(RequestId, Vec<TokenId>, usize)>,
         waiting: &dyn Waiting,
-    ) -> Result<Vec<Vec<LogProb>>, ServerError> {
+    ) -> Result<Vec<Vec<Option<LogProb>>>, ServerError> {
         let jobs = sequences.into_iter().map(|(id, tokens, prompt_len)| {
             let client = Arc::clone(&self.clients[id.prompt_id.index() % self.clients.len()]);
             async move { client.score(id, &tokens, prompt_len).await }

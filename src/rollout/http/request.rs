@@ -58,6 +58,9 @@ pub(super) struct Body<'a> {
     pub(super) logprobs: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_logprobs: Option<u32>,
+    /// The only ones that may be sampled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) allowed_token_ids: Option<&'a [TokenId]>,
     pub(super) return_token_ids: bool,
     pub(super) return_tokens_as_token_ids: bool,
     /// By which the server's own log calls the request.
@@ -82,6 +85,7 @@ impl<'a> Body<'a> {
             stop_token_ids: &[],
             logprobs: 0,
             prompt_logprobs: None,
+            allowed_token_ids: None,
             return_token_ids: true,
             return_tokens_as_token_ids: true,
             request_id,

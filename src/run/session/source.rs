@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
 
-use super::{leg, sequence, Session};
+use super::{requests, sequence, Session};
 use crate::base::{Contract, RequestId, Step, TokenId};
 use crate::config::{Config, Dtype, ServersConfig, Sleep};
 use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest, Moment};
@@ -21,6 +21,8 @@ use crate::run::memory::MemoryPlan;
 use crate::run::progress::say;
 use crate::trainer::WeightSet;
 
+/// Prompts of the first steps of which it is known beforehand that servers have room for them.
+const PROMPTS_LOOKED_AT: u64 = 10_000;
 /// Prompts from which the floor of servers is measured, one after the other.
 const FLOOR_PROMPTS: u32 = 16;
 const FLOOR_TOKENS: u32 = 64;
@@ -179,7 +181,20 @@ impl Session {
         let sequences: Vec<_> = sequences.collect();
         let scores = self.ask(|servers, waiting| servers.score_prefill(sequences, waiting))?;
         for (&index, scores) in zip(which, scores) {
-            rollouts[index].prefill = Some(leg(scores));
+            rollouts[index].prefill = Some(scores);
+        }
+        Ok(())
+    }
+
+    /// That servers have room for prompts and completions, before any of them is asked.
+    pub(super) fn check_lengths(&self) -> Result<()> {
+        let Some(servers) = self.source.servers() else { return Ok(()) };
+        let rollout = &self.config.rollout;
+        let n = rollout.prompts_per_step;
+        let steps = self.config.steps.min(PROMPTS_LOOKED_AT.div_ceil(n.into()));
+        for step in (1..=steps).map(Step::new) {
+            let problems = self.task.problems(Draw::Rollouts, step, n)?;
+            servers.check_lengths(&requests(rollout, &[], step, &problems, 1))?;
         }
         Ok(())
     }
@@ -237,8 +252,9 @@ impl Session {
             let whole = vec![(id, ids, done.prompt.len())];
             let prefill =
                 self.ask(|servers, waiting| servers.score_prefill(whole, waiting))?.remove(0);
-            gaps.extend(zip(&done.tokens, prefill).map(|(sampled, prefill)| {
-                (f64::from(sampled.logp.get()) - f64::from(prefill.get())).abs() * OTHER_ARITHMETIC
+            gaps.extend(zip(&done.tokens, prefill).filter_map(|(sampled, prefill)| {
+                let d = f64::from(sampled.logp.get()) - f64::from(prefill?.get());
+                Some(d.abs() * OTHER_ARITHMETIC)
             }));
         }
         let (measured, most) = (Floor::measured(&gaps), healthy_max(self.config.model.dtype));
