@@ -136,7 +136,7 @@ keys! {
     "engine.max_concurrent_requests", COUNT, Is("256"), "",
         "Requests under way at once at each server.";
     "engine.request_timeout_s", Kind::Number(Range::Positive), Is("600.0"), "",
-        "Seconds from sending a request to the end of its answer; then it is tried again.";
+        "Seconds from sending a request to the end of its answer; then it is tried once more.";
     "engine.retry_for_s", Kind::Number(Range::NonNegative), Is("60.0"), "",
         "Seconds of growing pauses after which a request that fails in passing is given up.";
     "engine.request_seeds", Kind::Bool, Is("false"), "vLLM seed of a request",

@@ -7,6 +7,7 @@ use super::error::ConfigError;
 use super::keys::find;
 use super::nearest::nearest_key;
 use super::source::Source;
+use super::sweep::Sweep;
 use super::types::{Config, Leg, Update};
 use super::words::words;
 
@@ -57,6 +58,8 @@ const BY_COMMAND: [&str; 8] = [
     "engine.enforce_eager",
     "engine.mamba_ssm_cache_dtype",
 ];
+/// What a server has of its own beside them, so that a sweep that varies it must start others.
+const ITS_OWN: [&str; 4] = ["engine.max_model_len", "model.dtype", "model.path", "model.preset"];
 const COMMAND: &str = "engine.launch.command";
 const ARGS: &str = "engine.args";
 
@@ -120,11 +123,20 @@ fn ignored_knobs(source: &Source, command: &str) -> Result<(), ConfigError> {
     let ignored = |name: &&str| {
         BY_COMMAND.contains(name) && !has(name) && !(has(ARGS) && by_args.contains(name))
     };
-    match source.names().find(ignored) {
-        Some(name) => {
-            let why = format!("a server is given it at its start: put {{{name}}} into the command");
-            Err(conflict(source, &[name, COMMAND], &why))
-        }
+    if let Some(name) = source.names().find(ignored) {
+        let why = format!("a server is given it at its start: put {{{name}}} into the command");
+        return Err(conflict(source, &[name, COMMAND], &why));
+    }
+    let varied = source.sweep.as_ref().map(Sweep::keys).unwrap_or_default();
+    let is_its_own = |name: &&str| BY_COMMAND.contains(name) || ITS_OWN.contains(name);
+    let mut ignored = varied.iter().map(String::as_str).filter(is_its_own).filter(|key| !has(key));
+    match ignored.next() {
+        Some(key) => Err(ConfigError::Sweep {
+            why: format!(
+                "varies {key}, and every point would ask the same server: put {{{key}}} into \
+                 {COMMAND}, which starts one a point"
+            ),
+        }),
         None => Ok(()),
     }
 }

@@ -137,6 +137,14 @@ const FILES: &[Broken] = &[
     Under("[[sweep.points]]\n\"engine.max_num_seq\" = 8"),
     Under("[[sweep.points]]\nengine.max_num_seqs = 8\n[[sweep.points]]\nseed = \"x\""),
     Under("[sweep]\nsweep.points = []"),
+    Under(
+        "[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nlaunch.command = \"a {model.path}\"\n\
+         [trainer]\nupdate = \"none\"\n[sweep]\nengine.max_model_len = [128, 256]",
+    ),
+    Under(
+        "[engine]\nkind = \"vllm\"\nurl = \"http://x\"\n[trainer]\nupdate = \"none\"\n\
+         [[sweep.points]]\nmodel.dtype = \"bf16\"",
+    ),
 ];
 
 const OVERRIDES: &[&[&str]] = &[
