@@ -8,7 +8,7 @@ mod mark;
 mod words;
 
 use std::cell::RefCell;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::process::CommandExt;
@@ -41,6 +41,8 @@ struct Server {
     url: String,
     /// `HOST:PORT`.
     address: String,
+    /// Keeps other processes from it.
+    _held: File,
     log: PathBuf,
     /// Bytes that the log held before.
     log_from: u64,
@@ -131,7 +133,7 @@ impl Server {
             true => address.to_owned(),
             false => format!("{address}:80"),
         };
-        mark::clear(&address)?;
+        let held = mark::take(&address)?;
         ensure!(
             TcpStream::connect(&address).is_err(),
             "something listens at {url} already: end it, or take another port in engine.url"
@@ -141,6 +143,7 @@ impl Server {
         Ok(Self {
             url: url.to_owned(),
             address,
+            _held: held,
             log,
             log_from,
             child,

@@ -176,7 +176,7 @@ fn what_a_dead_run_has_left_is_ended() {
     let second = Launch { folder: tempfile::tempdir().expect("a temporary folder"), ..launch };
     let (code, stderr) = second.run("", &[]);
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("belongs to process") && stderr.contains("is alive"), "{stderr}");
+    assert!(stderr.contains("belongs to another process, which is alive"), "{stderr}");
     first.kill().expect("it runs");
     first.wait().expect("it was killed");
     assert!(second.listens(), "the server lives on");

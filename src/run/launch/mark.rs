@@ -1,6 +1,6 @@
 //! How a server's processes are known again, by the run that started them and by the next one.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -48,40 +48,34 @@ pub(super) fn token() -> String {
     format!("{}-{began}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Ends what a dead run has left at an address.
+/// Takes an address, for as long as the file that comes back is open, and ends what a dead run has
+/// left there.
 ///
 /// # Errors
-/// A run that is alive.
-pub(super) fn clear(address: &str) -> Result<()> {
+/// A run that is alive has it.
+pub(super) fn take(address: &str) -> Result<File> {
     let file = file_of(address);
-    let Ok(text) = fs::read(&file) else { return Ok(()) };
-    // What a start that was cut off has written names nothing to kill.
-    let Ok(mark) = serde_json::from_slice::<Mark>(&text) else { return Ok(()) };
-    let mark = Mark { file, ..mark };
-    let owner = || {
-        let mut parts = mark.token.split('-').map(str::parse::<u64>);
-        Some((u32::try_from(parts.next()?.ok()?).ok()?, parts.next()?.ok()?))
+    let path = file.with_extension("lock");
+    let open = || {
+        fs::create_dir_all(path.parent().expect("it lies in a folder"))?;
+        OpenOptions::new().write(true).create(true).truncate(false).open(&path)
     };
-    if let Some((pid, began)) = owner() {
-        if start_ticks(pid) == Some(began) && !mark.members().is_empty() {
-            bail!(
-                "the server at {address} belongs to process {pid}, which is alive: wait for it, or \
-                 take another port in engine.url"
-            );
-        }
+    let say = || format!("cannot take {}", path.display());
+    let lock = open().with_context(say)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => bail!(
+            "the server at {address} belongs to another process, which is alive: wait for it, or \
+             take another port in engine.url"
+        ),
+        Err(TryLockError::Error(error)) => return Err(error).with_context(say),
     }
-    if mark.members().is_empty() {
-        return Ok(());
+    // What a start that was cut off has written names nothing to kill.
+    let left = fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Mark>(&text).ok());
+    if let Some(mark) = left {
+        Mark { file, ..mark }.clear(address);
     }
-    say(&format!("ending the server that a dead run has left at {address}"));
-    mark.kill_all();
-    let began = Instant::now();
-    // Who was killed is without an environment before it has closed its sockets.
-    let is_there = || !mark.members().is_empty() || TcpStream::connect(address).is_ok();
-    while began.elapsed() < ENDS_WITHIN && is_there() {
-        sleep(LOOKED_EVERY);
-    }
-    Ok(())
+    Ok(lock)
 }
 
 impl Mark {
@@ -98,6 +92,21 @@ impl Mark {
             living.push(mark.clone());
         }
         Ok(mark)
+    }
+
+    /// Ends the server that a dead run has left.
+    fn clear(&self, address: &str) {
+        if self.members().is_empty() {
+            return;
+        }
+        say(&format!("ending the server that a dead run has left at {address}"));
+        self.kill_all();
+        let began = Instant::now();
+        // Who was killed is without an environment before it has closed its sockets.
+        let is_there = || !self.members().is_empty() || TcpStream::connect(address).is_ok();
+        while began.elapsed() < ENDS_WITHIN && is_there() {
+            sleep(LOOKED_EVERY);
+        }
     }
 
     /// Asks the group to end, waits a while, and kills what is left.
