@@ -90,6 +90,11 @@ index_newtype!(
     /// A trainer rank.
     Rank(u32)
 );
+index_newtype!(
+    /// One of the engines that generate side by side, or of the servers in the order of their
+    /// addresses; counted from 0. Block ids and engine steps are those of one engine.
+    EngineIndex(u32)
+);
 
 /// One rollout's identity. Never an arrival counter: the same rollout has the same id in every
 /// order of arrival.

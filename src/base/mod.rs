@@ -12,7 +12,7 @@ mod rng;
 pub use contract::{Contract, LogprobsMode};
 pub use float::JsonFloat;
 pub use ids::{
-    BlockId, CompletionIndex, EngineStep, Generation, GroupId, LayerId, ParseRequestIdError,
+    BlockId, CompletionIndex, EngineIndex, EngineStep, Generation, GroupId, LayerId, ParseRequestIdError,
     Position, PromptId, Rank, RequestId, Step, TokenId, WeightVersion,
 };
 pub use logprob::LogProb;

@@ -89,6 +89,7 @@ fn checkpoint(source: &Source) -> CheckpointConfig {
 fn engine(source: &Source, model_dtype: Dtype) -> Result<EngineConfig, ConfigError> {
     let state_dtype: String = source.get("engine.mamba_ssm_cache_dtype");
     Ok(EngineConfig {
+        replicas: source.get("engine.replicas"),
         device: source.get("engine.device"),
         device_memory: match source.value("engine.device_memory") {
             Some(auto) if auto.as_str() == Some("auto") => None,
@@ -285,6 +286,15 @@ fn reference_leg(config: &Config, source: &Source) -> Result<(), ConfigError> {
 
 fn groups(config: &Config, source: &Source) -> Result<(), ConfigError> {
     let (rollout, trainer) = (&config.rollout, &config.trainer);
+    if let Some(idle @ 1..) = config.engine.replicas.checked_sub(rollout.prompts_per_step) {
+        let keys = ["engine.replicas", "rollout.prompts_per_step"];
+        let why = format!(
+            "all rollouts of a prompt go to one engine, so that {idle} of {} would have nothing \
+             to do: have fewer engines, or more prompts a step",
+            config.engine.replicas
+        );
+        return Err(conflict(source, &keys, &why));
+    }
     if rollout.rollouts_per_prompt == 1 && trainer.update == Update::Adamw {
         let keys = ["rollout.rollouts_per_prompt", "trainer.update"];
         return Err(conflict(

@@ -52,6 +52,7 @@ const ONLY_WITH: &[(&str, &str, &str)] = &[
     ("engine.launch.shell", "engine.kind", "vllm"),
     ("engine.launch.ready_timeout_s", "engine.kind", "vllm"),
     ("engine.launch.restarts", "engine.kind", "vllm"),
+    ("engine.replicas", "engine.kind", "embedded"),
     ("engine.device_memory", "engine.kind", "embedded"),
     ("engine.batch_split", "engine.kind", "embedded"),
     ("engine.state_index_bits", "engine.kind", "embedded"),
@@ -147,12 +148,14 @@ keys! {
         "The model folder that the servers read: updates replace its weights, and they are told.";
     "engine.args", Kind::Text, Nothing("\"--gpu-memory-utilization 0.2\""), "vLLM's flags",
         "vLLM's own flags, each read as the key of that name.";
-    "engine.replicas", Kind::Only { value: "1", why: "this build runs one engine" },
-        Is("1"), "vLLM data_parallel_size", "Engines side by side.";
+    "engine.replicas", COUNT, Is("1"), "vLLM data_parallel_size",
+        "Engines side by side, each with a pool of its own. All rollouts of a prompt go to one.";
     "engine.device", Kind::OneOf(&["cpu", "cuda"]), Is("\"cpu\""), "",
-        "Where engine and trainer compute; cuda is the first device that the driver shows.";
+        "Where engine and trainer compute; cuda is the first device that the driver shows. Where it \
+         shows as many as there are engines, each has its own; else they take turns on the first.";
     "engine.device_memory", Kind::BytesOrAuto, Is("\"auto\""), "",
-        "Memory the engine plans with: weights, blocks. auto: 256MiB; on cuda the device's own.";
+        "Memory engines plan with: weights, blocks; those on one device each take an equal part. \
+         auto: 256MiB; on cuda the device's own.";
     "engine.gpu_memory_utilization", Kind::Number(Range::UnitNotZero), Is("0.9"),
         "vLLM gpu_memory_utilization", "The share of device_memory that it may use.";
     "engine.num_gpu_blocks_override", Kind::Int { min: 2, max: u32::MAX as i64 },

@@ -74,6 +74,9 @@ impl Dtype {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
+    /// Engines side by side, each with a pool of its own.
+    #[serde(default = "one")]
+    pub replicas: u32,
     pub device: Device,
     /// Bytes the engine may plan with, before `gpu_memory_utilization`; `None` is what the device
     /// has, or [`CPU_MEMORY`].
@@ -115,6 +118,10 @@ pub enum Device {
     Cpu,
     /// A CUDA device, which needs a build with the feature `cuda`.
     Cuda,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 impl EngineConfig {

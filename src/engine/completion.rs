@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::base::{
-    BlockId, Contract, EngineStep, Generation, LogProb, RequestId, TokenId, WeightVersion,
+    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, TokenId, WeightVersion,
 };
 
 /// One completion asked for.
@@ -158,6 +158,9 @@ pub struct StateBlock {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
     pub id: RequestId,
+    /// That sampled it, and to which all block ids and engine steps below belong.
+    #[serde(default)]
+    pub engine: EngineIndex,
     pub prompt: Vec<TokenId>,
     pub tokens: Vec<SampledToken>,
     pub finish_reason: FinishReason,

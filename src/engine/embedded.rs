@@ -60,7 +60,7 @@ impl Engine {
         contract: Contract,
         seed: u64,
     ) -> Result<Self, EngineError> {
-        let memory = block_memory(&plan, &num, &config);
+        let memory = block_memory(&plan, &num, &config, 1);
         let num_blocks = layout(&plan, &num, &config)?.num_blocks(&memory)?;
         Self::with_blocks(device, plan, num, config, contract, seed, num_blocks)
     }
@@ -221,6 +221,12 @@ impl Engine {
         Scratch::new(&self.device, self.scheduler.layout(), sequences)
     }
 
+    /// Where it computes.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The model's shape.
     #[must_use]
     pub fn plan(&self) -> &Plan {
@@ -254,10 +260,16 @@ pub fn layout(plan: &Plan, num: &Numerics, config: &EngineConfig) -> Result<Layo
     Ok(if config.enable_prefix_caching { layout.with_prefix_cache() } else { layout })
 }
 
-/// What the number of blocks is made from.
+/// What the number of blocks is made from, of each of so many engines on one device.
 #[must_use]
-pub fn block_memory(plan: &Plan, num: &Numerics, config: &EngineConfig) -> BlockMemory {
+pub fn block_memory(
+    plan: &Plan,
+    num: &Numerics,
+    config: &EngineConfig,
+    engines: u32,
+) -> BlockMemory {
     BlockMemory {
+        engines,
         device_memory: config.device_memory.unwrap_or(CPU_MEMORY),
         gpu_memory_utilization: config.gpu_memory_utilization,
         used_bytes: plan.num_parameters() * num.dtype.bytes(),

@@ -28,14 +28,16 @@ pub enum EngineError {
     OverrideTooSmall { found: u32, needed: u64, max_model_len: u32 },
     #[error(
         "engine.device_memory = {device_memory} bytes at gpu_memory_utilization = {utilization} \
-         leaves {found} blocks after {used_bytes} bytes of weights, but one request of \
+         leaves {}{found} blocks after {used_bytes} bytes of weights, but one request of \
          engine.max_model_len = {max_model_len} tokens needs {needed}, the null block included: \
          raise device_memory to at least {device_memory_needed}, raise gpu_memory_utilization, or \
-         lower max_model_len"
+         lower max_model_len",
+        of_each(*engines)
     )]
     MemoryTooSmall {
         device_memory: u64,
         utilization: f64,
+        engines: u32,
         used_bytes: u64,
         found: u64,
         needed: u64,
@@ -111,5 +113,12 @@ fn last_of(last: &Option<RequestId>) -> String {
     match last {
         Some(request) => format!("{request} freed it last"),
         None => "nobody has ever held it".to_owned(),
+    }
+}
+
+fn of_each(engines: u32) -> String {
+    match engines {
+        1 => String::new(),
+        _ => format!("each of {engines} engines "),
     }
 }

@@ -110,6 +110,8 @@ pub struct BlockMemory {
     /// The weights; where a device was measured, all that the engine's fullest step adds beside the
     /// pool.
     pub used_bytes: u64,
+    /// That share the device: each plans with an equal part of what they may use.
+    pub engines: u32,
     /// Replaces what the memory would give, up or down.
     pub num_gpu_blocks_override: Option<u32>,
 }
@@ -241,15 +243,16 @@ impl Layout {
             let error = EngineError::OverrideTooSmall { found, needed, max_model_len };
             return if enough { Ok(found) } else { Err(error) };
         }
-        let &BlockMemory { device_memory, used_bytes, gpu_memory_utilization: utilization, .. } =
-            memory;
-        let usable = (device_memory as f64 * utilization) as u64;
+        let &BlockMemory { device_memory, used_bytes, engines, .. } = memory;
+        let utilization = memory.gpu_memory_utilization;
+        let usable = (device_memory as f64 * utilization) as u64 / u64::from(engines);
         let found = usable.saturating_sub(used_bytes) / self.block_bytes();
         if found < needed {
-            let bytes_needed = used_bytes + needed * self.block_bytes();
+            let bytes_needed = u64::from(engines) * (used_bytes + needed * self.block_bytes());
             return Err(EngineError::MemoryTooSmall {
                 device_memory,
                 utilization,
+                engines,
                 used_bytes,
                 found,
                 needed,

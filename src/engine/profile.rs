@@ -20,9 +20,10 @@ pub fn measured_memory(
     plan: &Plan,
     num: &Numerics,
     config: &EngineConfig,
+    engines: u32,
     units: &[Weights],
 ) -> Result<BlockMemory, EngineError> {
-    let planned = block_memory(plan, num, config);
+    let planned = block_memory(plan, num, config, engines);
     if !config.is_measured() {
         return Ok(planned);
     }

@@ -6,7 +6,7 @@ use super::{
     BlockPool, CachedBlock, Completion, EngineError, FinishReason, GenerationRequest, Layout, Life,
     Phase, PrefixHash, SampledToken, StateBlock, TakenBlock,
 };
-use crate::base::{BlockId, Contract, EngineStep, RequestId, TokenId, WeightVersion};
+use crate::base::{BlockId, Contract, EngineIndex, EngineStep, RequestId, TokenId, WeightVersion};
 
 /// One request of the scheduler, waiting or running.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,7 +46,8 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// The record of the rollout; the arguments are what only the runner knows.
+    /// The record of the rollout; the arguments are what only the runner knows. An engine does not
+    /// know whether there are others: its own is the first.
     #[must_use]
     pub fn into_completion(
         mut self,
@@ -60,6 +61,7 @@ impl Finished {
         let cached_tokens = lives.last().map_or(0, Life::cached_tokens);
         Completion {
             id: asked.id,
+            engine: EngineIndex::default(),
             prompt: asked.prompt,
             tokens: sampled,
             finish_reason: self.finish_reason,

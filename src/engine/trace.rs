@@ -6,7 +6,7 @@
 
 use super::split::{in_decode_region, RowShape};
 use super::{Admission, Phase, Scheduler, Seen, StateBlock, StepBatch, StepPlan};
-use crate::base::{BlockId, EngineStep, RequestId};
+use crate::base::{BlockId, EngineIndex, EngineStep, RequestId};
 use crate::config::BatchSplit;
 use crate::model::row_digests;
 use crate::ops::extremes::Extremes;
@@ -30,9 +30,26 @@ pub struct Trace {
     bytes: u64,
 }
 
+impl Trace {
+    /// What several engines were seen to do, in the order of their engine steps.
+    #[must_use]
+    pub fn merged(traces: Vec<Self>) -> Self {
+        let mut all = Self::default();
+        for trace in traces {
+            all.steps.extend(trace.steps);
+            all.cut += trace.cut;
+            all.bytes += trace.bytes;
+        }
+        all.steps.sort_by_key(|step| (step.engine_step, step.engine));
+        all
+    }
+}
+
 /// One engine step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TracedStep {
+    /// Of several, whose it is.
+    pub engine: EngineIndex,
     pub engine_step: EngineStep,
     /// The step's token budget.
     pub budget: u32,
@@ -117,6 +134,7 @@ impl Tracer {
         }
         let row = |index: usize| row(plan, batch, scheduler, policy, index);
         let step = TracedStep {
+            engine: EngineIndex::default(),
             engine_step: plan.engine_step,
             budget: scheduler.limits().max_num_batched_tokens,
             preempted: plan.preempted.clone(),

@@ -66,6 +66,7 @@ impl Alarm {
             kind: FindingKind::Precision,
             leg: pairs.legs,
             step: gap.step,
+            engine: None,
             requests: vec![worst.request],
             requests_total: 1,
             blocks: Vec::new(),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::pair::{Leg, Legs, PairError};
-use crate::base::{BlockId, CompletionIndex, RequestId, Step, TokenId};
+use crate::base::{BlockId, CompletionIndex, EngineIndex, RequestId, Step, TokenId};
 
 /// The closed set of culprits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -102,6 +102,10 @@ pub struct Finding {
     pub kind: FindingKind,
     pub leg: Legs,
     pub step: Step,
+    /// Where several engines sampled the step: the one whose requests these are; absent where they
+    /// are of more than one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineIndex>,
     /// The requests it explains, at most [`Finding::LISTED_MAX`] of `requests_total`.
     pub requests: Vec<RequestId>,
     pub requests_total: u64,
@@ -184,6 +188,7 @@ fn of_request(
         kind,
         leg: Legs::default(),
         step: request.step,
+        engine: None,
         requests: vec![request],
         requests_total: 1,
         blocks: Vec::new(),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::pair::{PairedToken, Pairs, Sequence};
-use crate::base::{float, BlockId, RequestId};
+use crate::base::{float, BlockId, EngineIndex, RequestId};
 
 /// Whether the largest |d| is over the floor or a log-probability is not finite.
 ///
@@ -18,6 +18,8 @@ pub fn is_spike(pairs: &Pairs, floor: f64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorstToken {
     pub request: RequestId,
+    /// That sampled it.
+    pub engine: EngineIndex,
     /// The first state block the request held.
     pub slot: Option<BlockId>,
     pub paired: PairedToken,
@@ -41,8 +43,8 @@ pub(super) fn take_worst(worst: &mut Vec<WorstToken>, n: usize, sequence: &Seque
         let gap = paired.gap();
         let at = worst.partition_point(|token| token.gap.total_cmp(&gap).is_ge());
         if at < n {
-            let (request, slot) = (sequence.request, sequence.slot);
-            worst.insert(at, WorstToken { request, slot, paired, gap });
+            let &Sequence { request, engine, slot, .. } = sequence;
+            worst.insert(at, WorstToken { request, engine, slot, paired, gap });
             worst.truncate(n);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::{BlockId, CompletionIndex, LogProb, RequestId, TokenId};
+use crate::base::{BlockId, CompletionIndex, EngineIndex, LogProb, RequestId, TokenId};
 use crate::rollout::{LegLogProbs, Rollout};
 
 /// Sets two legs side by side. Masked-out tokens are dropped, tokens that a leg lacks are counted
@@ -32,6 +32,7 @@ fn pair_one(rollout: &Rollout, legs: Legs) -> Result<Sequence, PairError> {
 
     let mut sequence = Sequence {
         request,
+        engine: completion.engine,
         slot: completion.state_blocks().first().map(|held| held.block),
         tokens: Vec::with_capacity(expected),
         missing: 0,
@@ -191,6 +192,8 @@ impl PairedToken {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
     pub request: RequestId,
+    /// That sampled it.
+    pub engine: EngineIndex,
     /// The first state block the request held; `None` without recurrent state.
     pub slot: Option<BlockId>,
     /// Tokens under the loss mask for which both legs have a value, finite or not.

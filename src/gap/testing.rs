@@ -1,7 +1,7 @@
 //! Records for the tests of this room.
 
 use crate::base::{
-    BlockId, Contract, EngineStep, Generation, LogProb, RequestId, TokenId, WeightVersion,
+    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, TokenId, WeightVersion,
 };
 use crate::engine::{Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
 use crate::rollout::Rollout;
@@ -22,6 +22,7 @@ pub fn rollout(index: u32, decode: &[f32], trainer: &[f32]) -> Rollout {
     });
     let completion = Completion {
         id: RequestId::new(1, 0, index),
+        engine: EngineIndex::default(),
         prompt: vec![TokenId::new(1); 3],
         tokens: tokens.collect(),
         finish_reason: FinishReason::Length,

@@ -1,6 +1,7 @@
 //! From evidence to culprits. A rule speaks only where the records show its cause; what no rule
 //! explains stays so.
 
+mod by_engine;
 mod company;
 mod decode_path;
 mod end_token;
@@ -24,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use self::by_engine::{of_each_engine, Scope};
 use self::company::company;
 use self::decode_path::decode_path;
 use self::end_token::end_token;
@@ -46,7 +48,7 @@ use super::layers::FirstDifference;
 use super::pair::{Legs, Pairs, Sequence};
 use super::place::LagScore;
 use super::probes::{Probe, Probes};
-use crate::base::{BlockId, RequestId, Step, WeightVersion};
+use crate::base::{BlockId, EngineIndex, RequestId, Step, WeightVersion};
 use crate::ops::pages::StateView;
 use crate::rollout::Rollout;
 
@@ -82,6 +84,8 @@ pub struct Evidence<'a> {
     pub spike: bool,
     /// A second look at a few of the requests.
     pub probes: Option<&'a Probes>,
+    /// Of several engines the one that is looked at; `None` looks at all of them.
+    pub engine: Option<EngineIndex>,
 }
 
 impl<'a> Evidence<'a> {
@@ -102,7 +106,14 @@ impl<'a> Evidence<'a> {
             weights: &[],
             spike: true,
             probes: None,
+            engine: None,
         }
+    }
+
+    /// Whether its requests were sampled by several engines.
+    fn is_of_several_engines(&self) -> bool {
+        let mut engines = self.rollouts.iter().map(|rollout| rollout.completion.engine);
+        engines.next().is_some_and(|first| engines.any(|other| other != first))
     }
 }
 
@@ -135,16 +146,16 @@ pub struct TensorFingerprint {
 type Rule = for<'a> fn(&Evidence<'a>, &[Case<'a>]) -> Option<Culprit<'a>>;
 
 /// Each names a cause that the records themselves show. A request may have several.
-const EXACT: [Rule; 9] = [
-    mask_or_shift,
-    logprob_mode,
-    weights_not_synced,
-    stale_state,
-    stale_prefix_cache,
-    block_shared,
-    address_wrap,
-    state_kept_on_preempt,
-    padding_write,
+const EXACT: [(Rule, Scope); 9] = [
+    (mask_or_shift, Scope::Step),
+    (logprob_mode, Scope::Step),
+    (weights_not_synced, Scope::Step),
+    (stale_state, Scope::Pool),
+    (stale_prefix_cache, Scope::Pool),
+    (block_shared, Scope::Pool),
+    (address_wrap, Scope::Pool),
+    (state_kept_on_preempt, Scope::Pool),
+    (padding_write, Scope::Pool),
 ];
 
 /// Each goes by how a second look comes out, so that it is asked of what no exact rule explains.
@@ -160,7 +171,10 @@ pub fn verdict(evidence: &Evidence) -> Vec<Finding> {
     let bad: Vec<Case> = cases(evidence).filter(is_bad).collect();
     let first = culprits.len();
     if !bad.is_empty() {
-        culprits.extend(EXACT.iter().filter_map(|rule| rule(evidence, &bad)));
+        culprits.extend(EXACT.iter().flat_map(|&(rule, scope)| match scope {
+            Scope::Step => Vec::from_iter(rule(evidence, &bad)),
+            Scope::Pool => of_each_engine(rule, evidence, &bad),
+        }));
     }
     let mut rest = unclaimed(&bad, &culprits[first..]);
     for rule in BY_LOOKS {
@@ -193,17 +207,23 @@ impl Case<'_> {
     fn request(&self) -> RequestId {
         self.sequence.request
     }
+
+    fn engine(&self) -> EngineIndex {
+        self.sequence.engine
+    }
 }
 
+/// Those of the engine that is looked at.
 fn cases<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = Case<'a>> {
     let (rollouts, sequences) = (evidence.rollouts, &evidence.pairs.sequences);
-    let probes = evidence.probes;
+    let (probes, engine) = (evidence.probes, evidence.engine);
     assert_eq!(rollouts.len(), sequences.len(), "pairs and rollouts are of one step");
-    std::iter::zip(rollouts, sequences).map(move |(rollout, sequence)| {
+    let all = std::iter::zip(rollouts, sequences).map(move |(rollout, sequence)| {
         assert_eq!(rollout.completion.id, sequence.request, "pairs and rollouts are in one order");
         let probe = probes.and_then(|probes| probes.of(sequence.request));
         Case { rollout, sequence, probe }
-    })
+    });
+    all.filter(move |case| engine.is_none_or(|engine| case.engine() == engine))
 }
 
 /// The one whose request has the largest gap; the first of equals.
@@ -243,11 +263,14 @@ impl<'a> Culprit<'a> {
         let first_bad =
             self.cases.iter().filter_map(|case| case.sequence.first_bad(evidence.floor));
         let requests = self.cases.iter().map(Case::request);
-        let message = self.message.clone() + &self.three_way(evidence) + &inside(&self);
+        let engine = self.engine().filter(|_| evidence.is_of_several_engines());
+        let of_engine = engine.map_or(String::new(), |engine| format!("engine {engine}: "));
+        let message = of_engine + &self.message + &self.three_way(evidence) + &inside(&self);
         Finding {
             kind: self.kind,
             leg: evidence.pairs.legs,
             step: evidence.step,
+            engine,
             first_bad_position: first_bad.min(),
             requests_total: self.cases.len() as u64,
             requests: requests.take(Finding::LISTED_MAX).collect(),
@@ -255,6 +278,12 @@ impl<'a> Culprit<'a> {
             index_bits: self.index_bits,
             message,
         }
+    }
+
+    /// The engine of all its requests, if that is one.
+    fn engine(&self) -> Option<EngineIndex> {
+        let first = self.cases.first()?.engine();
+        self.cases.iter().all(|case| case.engine() == first).then_some(first)
     }
 
     /// The gaps of its worst request whose three legs are known, with what they say.

@@ -30,8 +30,9 @@ pub use json::{write_json, StepLog};
 pub use rows::{read_rows, StepRow};
 pub use settings::{changes, flatten, Change};
 pub use steps::step_ranges;
+use steps::of_engines;
 pub use story::{write_story, Block, Section, Story};
-pub use summary::Summary;
+pub use summary::{EngineSummary, Summary};
 pub use trace::{aligned, row_table, write_trace, TraceOf};
 
 use crate::gap;

@@ -1,6 +1,6 @@
 //! Steps in words.
 
-use crate::base::Step;
+use crate::base::{EngineIndex, Step};
 
 /// Rising steps as runs, `12` and `24-26`, with something between them; nothing of none.
 #[must_use]
@@ -16,4 +16,14 @@ pub(super) fn windows(windows: impl IntoIterator<Item = (Step, Step)>, separator
         false => format!("{first}-{last}"),
     };
     windows.into_iter().map(text).collect::<Vec<_>>().join(separator)
+}
+
+/// `engine 0: 12, 24; engine 1: none`; nothing of no engine.
+pub(super) fn of_engines<'a>(each: impl Iterator<Item = (EngineIndex, &'a [Step])>) -> Option<String> {
+    let one = |(engine, steps): (EngineIndex, &[Step])| {
+        let steps = step_ranges(steps, ", ");
+        format!("engine {engine}: {}", if steps.is_empty() { "none" } else { &steps })
+    };
+    let all: Vec<String> = each.map(one).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }

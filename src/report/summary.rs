@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
-use super::steps::windows;
+use super::steps::{of_engines, windows};
 use crate::base::float::{optional::serialize as option_float, serialize as float};
-use crate::base::{BlockId, RequestId, Step};
+use crate::base::{BlockId, EngineIndex, RequestId, Step};
 use crate::gap::{Finding, FindingKind, Legs, Tally};
 
 /// `summary.json`. Absent is `null`, never 0: nothing compared has no gap.
@@ -39,23 +39,28 @@ pub struct Summary {
     /// The largest that a step was held to.
     #[serde(serialize_with = "option_float")]
     pub floor: Option<f64>,
-    /// This and the engine's other counts are absent where it does not say.
+    /// Of each engine's pool. This and the engines' other counts are absent where they do not say.
     pub num_blocks: Option<u64>,
     /// Elements from one block's state to the next; absent without a recurrent layer.
     pub state_stride: Option<u64>,
     /// The first block whose state index leaves `state_index_bits`, if the pool is large enough to
     /// have one.
     pub first_wrapped_block: Option<u64>,
+    /// Of several engines the one that took most, as are the laps.
     #[serde(serialize_with = "option_float")]
     pub blocks_per_step: Option<f64>,
     /// How many times the pool has been gone through.
     #[serde(serialize_with = "option_float")]
     pub laps: Option<f64>,
+    /// Of all engines, as are the preemptions.
     pub engine_steps: Option<u64>,
     /// Scheduled tokens of an engine step, those computed again after a preemption included.
     #[serde(serialize_with = "option_float")]
     pub tokens_per_engine_step: Option<f64>,
     pub preemptions: Option<u64>,
+    /// Each engine's own, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub engines: Vec<EngineSummary>,
     #[serde(flatten)]
     pub tally: Tally,
     /// In short: `findings.json` has all of each.
@@ -77,6 +82,21 @@ pub struct Summary {
     pub wall_s: f64,
 }
 
+/// One of several engines, whose pool has a schedule of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineSummary {
+    pub engine: EngineIndex,
+    /// The spike steps in which a request of this engine was over the floor.
+    pub spike_steps: Vec<Step>,
+    #[serde(with = "crate::base::float::optional")]
+    pub blocks_per_step: Option<f64>,
+    /// How many times its pool has been gone through.
+    #[serde(with = "crate::base::float")]
+    pub laps: f64,
+    pub engine_steps: u64,
+    pub preemptions: u64,
+}
+
 impl Summary {
     /// The layout that [`Summary`] describes.
     pub const SCHEMA: u32 = 1;
@@ -94,7 +114,9 @@ impl fmt::Display for Summary {
         let (gap, equal) = (number(self.gap_max), number(self.frac_bitwise_equal));
         let spikes = windows(self.spike_windows.iter().copied(), ", ");
         let spikes = if spikes.is_empty() { "none" } else { &spikes };
-        writeln!(f, "gap_max {gap}  frac_bitwise_equal {equal}  spike steps: {spikes}")?;
+        let own = of_engines(self.engines.iter().map(|one| (one.engine, &one.spike_steps[..])));
+        let own = own.map_or(String::new(), |own| format!(" ({own})"));
+        writeln!(f, "gap_max {gap}  frac_bitwise_equal {equal}  spike steps: {spikes}{own}")?;
         let (first, last) = (number(self.reward_mean_first), number(self.reward_mean_last));
         writeln!(
             f,
@@ -125,6 +147,8 @@ struct Brief<'a> {
     kind: FindingKind,
     leg: Legs,
     step: Step,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<EngineIndex>,
     requests: &'a [RequestId],
     blocks: &'a [BlockId],
     message: &'a str,
@@ -135,6 +159,7 @@ fn brief<S: Serializer>(findings: &[Finding], serializer: S) -> Result<S::Ok, S:
         kind: finding.kind,
         leg: finding.leg,
         step: finding.step,
+        engine: finding.engine,
         requests: &finding.requests,
         blocks: &finding.blocks,
         message: &finding.message,
@@ -152,6 +177,7 @@ mod tests {
             kind: FindingKind::AddressWrap,
             leg: Legs::DecodeTrainer,
             step: Step::new(3),
+            engine: None,
             requests: vec![RequestId::new(3, 0, 1)],
             requests_total: 1,
             blocks: vec![BlockId::new(1366)],
@@ -182,6 +208,7 @@ mod tests {
             engine_steps: Some(7),
             tokens_per_engine_step: Some(64.5),
             preemptions: Some(0),
+            engines: Vec::new(),
             tally: Tally { bad_requests: 1, ..Tally::default() },
             findings: vec![finding],
             reward_mean_first: None,

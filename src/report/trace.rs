@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::disk::write_pieces;
 use super::ReportError;
-use crate::base::{BlockId, EngineStep, Generation, LayerId, RequestId, Step};
+use crate::base::{BlockId, EngineIndex, EngineStep, Generation, LayerId, RequestId, Step};
 use crate::engine::{Trace, TracedRow, TracedStep};
 use crate::model::{Part, PartKind};
 use crate::ops::extremes::Extremes;
@@ -29,6 +29,13 @@ pub struct TraceOf<'a> {
     pub max_bytes: u64,
 }
 
+impl TraceOf<'_> {
+    fn is_of_several_engines(&self) -> bool {
+        let mut engines = self.trace.steps.iter().map(|step| step.engine);
+        engines.next().is_some_and(|first| engines.any(|other| other != first))
+    }
+}
+
 /// Writes both files, atomically. The same trace gives the same bytes.
 pub fn write_trace(txt: &Path, jsonl: &Path, of: &TraceOf<'_>) -> Result<(), ReportError> {
     let parts: Vec<String> = of.parts.iter().map(Part::to_string).collect();
@@ -37,7 +44,11 @@ pub fn write_trace(txt: &Path, jsonl: &Path, of: &TraceOf<'_>) -> Result<(), Rep
     let cut = |left_out| json!({ "engine_steps_left_out": left_out }).to_string() + "\n";
     write_bounded(jsonl, of, head, lines, cut)?;
     let head = format!("step {}: the batches as the engine saw them\n", of.step);
-    let tables = of.trace.steps.iter().map(|step| table(of.parts, step));
+    let is_of_several = of.is_of_several_engines();
+    let tables = of.trace.steps.iter().map(|step| {
+        let table = table(of.parts, step);
+        if is_of_several { format!("\nengine {}{table}", step.engine) } else { table }
+    });
     let cut =
         |left_out| format!("\ncut here: {left_out} more engine steps are over trace.max_bytes\n");
     write_bounded(txt, of, head, tables, cut)
@@ -67,6 +78,7 @@ fn write_bounded(
 /// One engine step as a line of the `.jsonl`.
 #[derive(Serialize)]
 struct Line<'a> {
+    engine: EngineIndex,
     engine_step: EngineStep,
     budget: u32,
     waiting: usize,
@@ -110,6 +122,7 @@ fn line(parts: &[Part], step: &TracedStep) -> String {
         non_finite: extremes.non_finite,
     };
     let line = Line {
+        engine: step.engine,
         engine_step: step.engine_step,
         budget: step.budget,
         waiting: step.waiting,
@@ -251,6 +264,7 @@ mod tests {
     #[test]
     fn a_file_keeps_to_its_bound_and_says_what_it_left_out() {
         let step = |n| TracedStep {
+            engine: EngineIndex::default(),
             engine_step: EngineStep::new(n),
             budget: 64,
             preempted: Vec::new(),

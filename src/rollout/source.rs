@@ -1,12 +1,14 @@
 //! Where a run's completions come from.
 
+use super::engines::Engines;
 use super::http::Servers;
+use crate::base::EngineIndex;
 use crate::engine::{Engine, Statistics, Trace, WatchList};
 
-/// The embedded engine, whose every block is known, or servers, of which a record is all there is.
+/// Embedded engines, whose every block is known, or servers, of which a record is all there is.
 #[derive(Debug)]
 pub enum Source {
-    Embedded(Box<Engine>),
+    Embedded(Engines),
     Servers(Servers),
 }
 
@@ -21,11 +23,17 @@ impl Source {
     }
 
     #[must_use]
-    pub fn embedded(&self) -> Option<&Engine> {
+    pub fn embedded(&self) -> Option<&Engines> {
         match self {
-            Self::Embedded(engine) => Some(engine),
+            Self::Embedded(engines) => Some(engines),
             Self::Servers(_) => None,
         }
+    }
+
+    /// The embedded engine of this index.
+    #[must_use]
+    pub fn engine(&self, index: EngineIndex) -> Option<&Engine> {
+        self.embedded().map(|engines| engines.get(index))
     }
 
     #[must_use]
@@ -36,22 +44,23 @@ impl Source {
         }
     }
 
-    /// What the engine has done so far, where it says.
+    /// What each engine has done so far; empty where they do not say.
     #[must_use]
-    pub fn statistics(&self) -> Option<Statistics> {
-        self.embedded().map(Engine::statistics)
+    pub fn statistics(&self) -> Vec<Statistics> {
+        let engines = self.embedded().map(Engines::iter);
+        engines.into_iter().flatten().map(Engine::statistics).collect()
     }
 
     /// Looks on, or looks away. Servers are not seen into.
     pub fn watch(&mut self, list: Option<WatchList>) {
-        if let Self::Embedded(engine) = self {
-            engine.watch(list);
+        if let Self::Embedded(engines) = self {
+            engines.watch(list);
         }
     }
 
     pub fn take_trace(&mut self) -> Option<Trace> {
         match self {
-            Self::Embedded(engine) => engine.take_trace(),
+            Self::Embedded(engines) => engines.take_trace(),
             Self::Servers(_) => None,
         }
     }

@@ -145,7 +145,8 @@ impl Seen {
             |session, comparison, rollouts| {
                 seen.gaps.push(comparison.gap);
                 seen.num_blocks = session.engine().pool().num_blocks();
-                seen.preemptions = session.engine().statistics().preemptions;
+                let done = session.source.statistics();
+                seen.preemptions = done.iter().map(|engine| engine.preemptions).sum();
                 Ok(rollouts)
             },
         )?;

@@ -20,7 +20,7 @@ use crate::report::{
 };
 
 /// Of the layout of [`State`].
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct State {

@@ -5,11 +5,12 @@ use std::fmt::Write;
 use anyhow::Result;
 
 use super::memory::MemoryPlan;
-use super::parts;
+use super::{device, parts};
 use super::predict::{foretold_spikes, predict, Outline, NOT_OF_SERVERS, NOT_WITH_A_CACHE};
 use crate::config::{Arithmetic, Config, Dtype, ServersConfig};
 use crate::engine::{self, Layout};
 use crate::model::{ExpertsShape, FeedForwardKind, MixerKind, Numerics, Plan};
+use crate::rollout::Placement;
 
 /// Index widths that the table of first wrapped blocks shows.
 const WIDTHS: [u32; 5] = [16, 22, 24, 31, 32];
@@ -95,7 +96,15 @@ pub fn dry_run(config: &Config) -> Result<String> {
     writeln!(text)?;
     write_layers(&mut text, plan, num)?;
     write_layout(&mut text, layout)?;
-    writeln!(text, "blocks            {num_blocks} (block 0 is the null block)")?;
+    if config.engine.replicas > 1 {
+        let where_they_are = match device::placement(&config.engine) {
+            Placement::SharedCpu => "side by side on the CPU, an equal part of device_memory each",
+            Placement::SharedGpu => "in turns on one GPU, an equal part of its memory each",
+            Placement::OneEach => "on a GPU each",
+        };
+        writeln!(text, "engines           {}, {where_they_are}", config.engine.replicas)?;
+    }
+    writeln!(text, "blocks            {num_blocks}{} (block 0 is the null block)", each(config))?;
     if config.engine.enable_prefix_caching {
         writeln!(text, "spike steps       {NOT_WITH_A_CACHE}")?;
         write_memory(&mut text, config, plan, layout, *num_blocks)?;
@@ -107,10 +116,12 @@ pub fn dry_run(config: &Config) -> Result<String> {
     writeln!(text, "first wrapped     {first} (at {bits} bits, in this pool)")?;
     writeln!(
         text,
-        "blocks a step     {:.1} (by replay of scheduler and pool)",
-        found.blocks_per_step
+        "blocks a step     {:.1}{} (by replay of scheduler and pool)",
+        found.blocks_per_step,
+        most(config)
     )?;
-    writeln!(text, "laps              {:.2} over {} steps", found.laps, config.steps)?;
+    let (laps, most) = (found.laps, most(config));
+    writeln!(text, "laps              {laps:.2} over {} steps{most}", config.steps)?;
     writeln!(text, "spike steps       {}", foretold_spikes(&found))?;
     let floor = match num.arithmetic {
         Arithmetic::Invariant => "exactly 0 (invariant numerics)",
@@ -119,6 +130,16 @@ pub fn dry_run(config: &Config) -> Result<String> {
     writeln!(text, "floor             {floor}")?;
     write_memory(&mut text, config, plan, layout, *num_blocks)?;
     Ok(text)
+}
+
+/// Of a number that every engine has.
+fn each(config: &Config) -> &'static str {
+    if config.engine.replicas > 1 { " in each pool" } else { "" }
+}
+
+/// Of a number that engines have their own of.
+fn most(config: &Config) -> &'static str {
+    if config.engine.replicas > 1 { ", of the engine that takes most" } else { "" }
 }
 
 /// Where completions come from servers, whose pools are their own business.

@@ -1,14 +1,16 @@
 //! What a run remembers of its steps, for its summary and its page.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use super::session::{Comparison, Session};
-use crate::base::{float, Position, RequestId};
-use crate::engine::Statistics;
+use crate::base::{float, EngineIndex, Position, RequestId, Step};
+use crate::engine::{Engine, Statistics};
 use crate::gap::{self, stats, Finding, FindingKind, Tally, Totals};
 use crate::report::html::{BlockGap, StepBlocks, StepPoint, Trace, TracedToken, WorstToken};
-use crate::report::Summary;
-use crate::rollout::Rollout;
+use crate::report::{EngineSummary, Summary};
+use crate::rollout::{Engines, Rollout};
 
 /// Tokens on the report's first screen.
 const WORST_KEPT: usize = 10;
@@ -19,6 +21,8 @@ pub(super) struct Kept {
     pub tally: Tally,
     pub points: Vec<StepPoint>,
     pub findings: Vec<Finding>,
+    /// By engine: the spike steps in which a request of its own was over the floor.
+    spikes_by_engine: BTreeMap<EngineIndex, Vec<Step>>,
     pub worst: Vec<WorstToken>,
     pub worst_spike: Option<WorstSpike>,
 }
@@ -47,6 +51,12 @@ impl Kept {
         let rewards: Vec<f64> = rollouts.iter().map(|rollout| rollout.reward).collect();
         self.points.push(StepPoint { gap: comparison.gap, reward_mean: stats::mean(&rewards) });
         let floor = comparison.gap.floor;
+        if comparison.gap.spike {
+            let bad = comparison.pairs.bad(floor).map(|sequence| sequence.engine);
+            for engine in bad.collect::<BTreeSet<_>>() {
+                self.spikes_by_engine.entry(engine).or_default().push(comparison.step);
+            }
+        }
         let bad = |found: &gap::WorstToken| found.gap > floor || found.gap.is_nan();
         let found = gap::worst(&comparison.pairs, WORST_KEPT).into_iter().filter(bad);
         self.worst.extend(found.map(|found| in_text(session, rollouts, found)));
@@ -56,7 +66,7 @@ impl Kept {
         if self.worst_spike.as_ref().is_none_or(|known| worst.gap > known.gap) {
             self.worst_spike = Some(WorstSpike {
                 gap: worst.gap,
-                blocks: step_blocks(session, comparison, rollouts),
+                blocks: step_blocks(session, comparison, rollouts, worst.engine),
                 trace: trace(session, comparison, worst.request),
             });
         }
@@ -64,13 +74,22 @@ impl Kept {
 
     /// The run as it stands, without error and without time.
     pub(super) fn summary(&self, session: &Session) -> Summary {
-        let (engine, totals) = (session.source.embedded(), &self.totals);
+        let (engine, totals) = (session.source.embedded().map(Engines::first), &self.totals);
         let done = session.source.statistics();
-        let per_step =
-            |count: u64| (totals.steps_done > 0).then(|| count as f64 / totals.steps_done as f64);
-        let tokens_per_engine_step = |done: Statistics| {
-            (done.engine_steps > 0).then(|| done.scheduled_tokens as f64 / done.engine_steps as f64)
+        let sum = |count: fn(&Statistics) -> u64| {
+            (!done.is_empty()).then(|| done.iter().map(count).sum::<u64>())
         };
+        let engine_steps = sum(|one| one.engine_steps);
+        let tokens_per_engine_step = |steps: u64| {
+            (steps > 0).then(|| sum(|one| one.scheduled_tokens).unwrap_or(0) as f64 / steps as f64)
+        };
+        let mut engines = self.engines(session);
+        let busiest = engines.iter().max_by(|a, b| a.laps.total_cmp(&b.laps));
+        let (laps, blocks_per_step) =
+            (busiest.map(|one| one.laps), busiest.and_then(|one| one.blocks_per_step));
+        if engines.len() == 1 {
+            engines.clear();
+        }
         let rewards: Vec<f64> = self.points.iter().filter_map(|point| point.reward_mean).collect();
         let tenth = rewards.len().div_ceil(10);
         Summary {
@@ -91,13 +110,12 @@ impl Kept {
             num_blocks: engine.map(|engine| u64::from(engine.pool().num_blocks())),
             state_stride: engine.and_then(|engine| engine.layout().state_stride),
             first_wrapped_block: session.first_wrapped_block().map(|block| u64::from(block.get())),
-            blocks_per_step: done.and_then(|done| per_step(done.blocks_taken)),
-            laps: done
-                .zip(engine)
-                .map(|(done, engine)| done.blocks_taken as f64 / engine.pool().num_usable() as f64),
-            engine_steps: done.map(|done| done.engine_steps),
-            tokens_per_engine_step: done.and_then(tokens_per_engine_step),
-            preemptions: done.map(|done| done.preemptions),
+            blocks_per_step,
+            laps,
+            engine_steps,
+            tokens_per_engine_step: engine_steps.and_then(tokens_per_engine_step),
+            preemptions: sum(|one| one.preemptions),
+            engines,
             tally: self.tally,
             findings: self.findings.clone(),
             reward_mean_first: stats::mean(&rewards[..tenth]),
@@ -105,6 +123,27 @@ impl Kept {
             resume_exact: session.resume_exact(),
             wall_s: 0.0,
         }
+    }
+}
+
+impl Kept {
+    /// Each embedded engine's own account.
+    fn engines(&self, session: &Session) -> Vec<EngineSummary> {
+        let engines = session.source.embedded().into_iter().flat_map(Engines::iter);
+        let steps = self.totals.steps_done;
+        let one = |(engine, index): (&Engine, u32)| {
+            let (index, done) = (EngineIndex::new(index), engine.statistics());
+            let taken = done.blocks_taken as f64;
+            EngineSummary {
+                engine: index,
+                spike_steps: self.spikes_by_engine.get(&index).cloned().unwrap_or_default(),
+                blocks_per_step: (steps > 0).then(|| taken / steps as f64),
+                laps: taken / engine.pool().num_usable() as f64,
+                engine_steps: done.engine_steps,
+                preemptions: done.preemptions,
+            }
+        };
+        engines.zip(0..).map(one).collect()
     }
 }
 
@@ -123,8 +162,13 @@ fn in_text(session: &Session, rollouts: &[Rollout], found: gap::WorstToken) -> W
     }
 }
 
-/// The step's requests with recurrent state, each with its largest gap.
-fn step_blocks(session: &Session, comparison: &Comparison, rollouts: &[Rollout]) -> StepBlocks {
+/// An engine's requests of the step with recurrent state, each with its largest gap.
+fn step_blocks(
+    session: &Session,
+    comparison: &Comparison,
+    rollouts: &[Rollout],
+    engine: EngineIndex,
+) -> StepBlocks {
     let stale = |request| {
         let findings = comparison.findings.iter();
         let mut stale = findings.filter(|finding| finding.kind == FindingKind::StaleState);
@@ -136,11 +180,16 @@ fn step_blocks(session: &Session, comparison: &Comparison, rollouts: &[Rollout])
         let request = sequence.request;
         Some(BlockGap { request, block, gap: sequence.gap()?, stale: stale(request) })
     };
+    let several = session.source.embedded().is_some_and(|engines| engines.iter().len() > 1);
+    let of_engine =
+        |(rollout, _): &(&Rollout, &gap::Sequence)| rollout.completion.engine == engine;
+    let pairs = rollouts.iter().zip(&comparison.pairs.sequences);
     StepBlocks {
         step: comparison.step,
+        engine: several.then_some(engine),
         first_wrapped: session.first_wrapped_block(),
         floor: comparison.gap.floor,
-        requests: rollouts.iter().zip(&comparison.pairs.sequences).filter_map(one).collect(),
+        requests: pairs.filter(of_engine).filter_map(one).collect(),
     }
 }
 

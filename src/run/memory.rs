@@ -7,6 +7,7 @@
 
 use anyhow::{ensure, Result};
 
+use super::device::engines_on_one;
 use super::score::floats_a_token;
 use crate::config::{Config, Device, Sleep, TaskConfig, Update};
 use crate::engine;
@@ -37,19 +38,26 @@ struct Part {
 #[derive(Clone, Debug)]
 pub(super) struct MemoryPlan {
     parts: Vec<Part>,
-    /// `None` where the device's memory will decide it.
+    /// Of all engines on the device; `None` where its memory will decide it.
     pool: Option<u64>,
+    /// Engines on the device.
+    engines: u64,
     drops_pool: bool,
     /// Where the host does not compute: what passes through it, not all at once.
     on_host: Option<Vec<(&'static str, u64)>>,
 }
 
 impl MemoryPlan {
-    /// With a pool of so many bytes; `None` is what the configuration gives, where it does.
+    /// With pools of so many bytes each; `None` is what the configuration gives, where it does.
+    /// Where every engine has a device of its own, this is the first one's, which is the
+    /// trainer's too.
     pub(super) fn of(plan: &Plan, config: &Config, pool: Option<u64>) -> Self {
         let (engine, trainer) = (&config.engine, &config.trainer);
         let params = plan.num_parameters();
         let on_cpu = engine.device == Device::Cpu;
+        let engines = u64::from(engines_on_one(engine));
+        // On a GPU they share the weights and take turns.
+        let at_once = if on_cpu { engines } else { 1 };
         let width = Widths::of(plan, config).compute;
         let trains = trainer.update == Update::Adamw;
         let mut parts = Vec::new();
@@ -68,9 +76,9 @@ impl MemoryPlan {
             (false, true) => {
                 add("trainer weights", When::Always, width * params);
                 // Packed, which is a copy.
-                add("engine weights", When::Always, width * params);
+                add("engine weights", When::Always, at_once * width * params);
             }
-            (true, _) => add("engine weights", When::Always, width * params),
+            (true, _) => add("engine weights", When::Always, at_once * width * params),
         }
         if trains && trainer.kl_coef > 0.0 {
             add("reference weights", When::Always, width * params);
@@ -80,7 +88,7 @@ impl MemoryPlan {
             parts.push(Part {
                 what: "engine's activations",
                 when: When::Generating,
-                bytes: product(&[width, floats_a_token(plan), budget]),
+                bytes: product(&[at_once, width, floats_a_token(plan), budget]),
                 grows: true,
             });
         }
@@ -95,8 +103,11 @@ impl MemoryPlan {
             pool: match &engine.servers {
                 // Theirs is their own.
                 Some(_) => Some(0),
-                None => pool.or_else(|| configured_pool(plan, config)),
+                None => pool
+                    .or_else(|| configured_pool(plan, config))
+                    .map(|each| each.saturating_mul(engines)),
             },
+            engines,
             drops_pool: engine.sleep == Sleep::DropPool,
             on_host: (!on_cpu).then_some(on_host),
         }
@@ -104,7 +115,11 @@ impl MemoryPlan {
 
     /// Every part and its bytes, the fullest moment last.
     pub(super) fn lines(&self) -> Vec<(String, u64)> {
-        let pool = self.pool.map(|bytes| ("block pool".to_owned(), bytes));
+        let pools = match self.engines {
+            1 => "block pool".to_owned(),
+            engines => format!("{engines} block pools, an equal part of the memory each"),
+        };
+        let pool = self.pool.map(|bytes| (pools, bytes));
         let mut lines: Vec<_> = pool.into_iter().collect();
         let told = |part: &Part| {
             let what = if part.grows { format!("{}, up to", part.what) } else { part.what.into() };
@@ -260,7 +275,7 @@ fn configured_pool(plan: &Plan, config: &Config) -> Option<u64> {
     }
     let num = plan.numerics_of(config);
     let layout = engine::layout(plan, &num, &config.engine).ok()?;
-    let memory = engine::block_memory(plan, &num, &config.engine);
+    let memory = engine::block_memory(plan, &num, &config.engine, engines_on_one(&config.engine));
     Some(product(&[layout.block_bytes(), layout.num_blocks(&memory).ok()?.into()]))
 }
 
@@ -282,11 +297,14 @@ mod tests {
     use crate::config;
     use crate::model::Preset;
 
-    fn plan_of(preset: Preset, sets: &[&str]) -> MemoryPlan {
+    fn config_of(sets: &[&str]) -> Config {
         let text = "name = \"x\"\nmodel.preset = \"tiny-jamba\"\n";
         let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
-        let config = config::parse(text, "test.toml", &sets).expect("a valid config");
-        MemoryPlan::of(&Plan::new(preset.config()), &config, Some(0))
+        config::parse(text, "test.toml", &sets).expect("a valid config")
+    }
+
+    fn plan_of(preset: Preset, sets: &[&str]) -> MemoryPlan {
+        MemoryPlan::of(&Plan::new(preset.config()), &config_of(sets), Some(0))
     }
 
     fn part(plan: &MemoryPlan, what: &str) -> Option<u64> {
@@ -316,6 +334,17 @@ mod tests {
         // One copy for both.
         assert_eq!(always(&[cuda, bf16, none]), 2);
         assert_eq!(always(&[cuda, none]), 4);
+    }
+
+    #[test]
+    fn engines_on_one_device_have_a_pool_each() {
+        let (three, plan) = (["engine.replicas=3"], Plan::new(Preset::TinyJamba.config()));
+        let pool = |sets: &[&str], each| MemoryPlan::of(&plan, &config_of(sets), each).pool;
+        assert_eq!(always(&three), 4 + 8 + 3 * 4);
+        assert_eq!(pool(&three, Some(1000)), Some(3000));
+        // Not as much again for each: the same memory for all of them.
+        let [one, all] = [&[][..], &three].map(|sets| pool(sets, None).expect("configured"));
+        assert!(all <= one && one - all < one / 50, "{all} of {one}");
     }
 
     /// 64 prompts x 8 rollouts x (128 + 128) tokens of a model of 3 billion parameters.

@@ -37,7 +37,9 @@ pub(super) fn tags(config: &Config) -> Vec<String> {
     if config.engine.servers.is_none() {
         let still =
             Statistics { engine_steps: 0, preemptions: 0, scheduled_tokens: 0, blocks_taken: 0 };
-        all.extend(pool(still, still, &BlockPool::new(2, config.engine.free_list)));
+        let of = &BlockPool::new(2, config.engine.free_list);
+        let engine = Lap { now: still, before: still, pool: of };
+        all.extend(pool(&vec![engine; config.engine.replicas as usize]));
     }
     all.extend(tally(&Tally::default()));
     all.into_iter().map(|scalar| scalar.tag).collect()
@@ -195,34 +197,58 @@ pub(super) fn tally(tally: &Tally) -> Vec<Scalar> {
     ])
 }
 
-/// What the engine did since `before`.
-pub(super) fn pool(now: Statistics, before: Statistics, pool: &BlockPool) -> Vec<Scalar> {
-    let since = |now: u64, before: u64| Some((now - before) as f64);
-    scalars([
+/// What an engine did in a step.
+#[derive(Clone, Copy)]
+pub(super) struct Lap<'a> {
+    pub now: Statistics,
+    pub before: Statistics,
+    pub pool: &'a BlockPool,
+}
+
+/// What the engines did in a step: all of them, and each by itself where there are several.
+pub(super) fn pool(engines: &[Lap<'_>]) -> Vec<Scalar> {
+    let mut all = pools("pool", engines);
+    if engines.len() > 1 {
+        let each = engines.iter().enumerate();
+        all.extend(each.flat_map(|(index, engine)| {
+            pools(&format!("pool/engine_{index}"), std::slice::from_ref(engine))
+        }));
+    }
+    all
+}
+
+fn pools(under: &str, engines: &[Lap<'_>]) -> Vec<Scalar> {
+    let since = |count: fn(&Statistics) -> u64| {
+        let of = |engine: &Lap<'_>| (count(&engine.now) - count(&engine.before)) as f64;
+        (!engines.is_empty()).then(|| engines.iter().map(of).sum())
+    };
+    let laps = |engine: &Lap<'_>| engine.now.blocks_taken as f64 / engine.pool.num_usable() as f64;
+    let free = |engine: &Lap<'_>| engine.pool.free_blocks().len() as f64;
+    let rows = [
+        ("blocks_taken", since(|done| done.blocks_taken), "blocks handed out in this step"),
         (
-            "pool/blocks_taken",
-            since(now.blocks_taken, before.blocks_taken),
-            "blocks handed out in this step",
+            "laps",
+            engines.iter().map(laps).reduce(f64::max),
+            "times the pool has been gone through, since the start; the furthest of several",
         ),
         (
-            "pool/laps",
-            Some(now.blocks_taken as f64 / pool.num_usable() as f64),
-            "times the pool has been gone through, since the start",
-        ),
-        (
-            "pool/preemptions",
-            since(now.preemptions, before.preemptions),
+            "preemptions",
+            since(|done| done.preemptions),
             "requests that lost their blocks and were recomputed, in this step",
         ),
         (
-            "pool/engine_steps",
-            since(now.engine_steps, before.engine_steps),
-            "forward passes of the engine in this step",
+            "engine_steps",
+            since(|done| done.engine_steps),
+            "forward passes of the engines in this step",
         ),
         (
-            "pool/free_blocks",
-            Some(pool.free_blocks().len() as f64),
-            "blocks in the free list after the step",
+            "free_blocks",
+            engines.iter().map(free).reduce(f64::min),
+            "blocks in the free list after the step; the fewest of several",
         ),
-    ])
+    ];
+    let tagged = |(name, value, about): (&str, _, _)| {
+        scalar(&format!("{under}/{name}"), value, about)
+    };
+    rows.map(tagged).into()
 }

@@ -5,13 +5,13 @@ use anyhow::{ensure, Result};
 
 use super::session::{requests, Session};
 use super::{device, parts};
-use crate::base::Step;
+use crate::base::{BlockId, EngineIndex, Step};
 use crate::config::{Config, FreeListOrder, Sleep};
 use crate::engine::{self, GenerationRequest, Layout, Replay};
 use crate::model::{Numerics, Plan};
 use crate::report::step_ranges;
-use crate::report::sweep::{ClosedForm, Prediction};
-use crate::rollout::{Draw, Task};
+use crate::report::sweep::{ClosedForm, EnginePrediction, Prediction};
+use crate::rollout::{deal, Draw, Task};
 
 /// Why nothing is foretold then.
 pub(super) const NOT_WITH_A_CACHE: &str = "with engine.enable_prefix_caching nothing is foretold: \
@@ -40,7 +40,10 @@ impl Outline {
         // What a device's memory leaves is known only there, by the pass that a run makes too.
         let num_blocks = match config.engine.is_measured() {
             true => device::guarded(|| Session::open(config))?.engine().pool().num_blocks(),
-            false => layout.num_blocks(&engine::block_memory(&plan, &num, &config.engine))?,
+            false => {
+                let sharing = device::engines_on_one(&config.engine);
+                layout.num_blocks(&engine::block_memory(&plan, &num, &config.engine, sharing))?
+            }
         };
         let codec = parts::codec(config, &plan.config)?;
         let task = Task::new(&config.task, config.seed, codec.into())?;
@@ -48,8 +51,8 @@ impl Outline {
     }
 }
 
-/// Every step of the experiment through scheduler, pool and batch, with a memory that knows whose
-/// bytes are whose. Ends with the spike that is the last one asked for.
+/// Every step of the experiment through each engine's scheduler, pool and batch, with a memory that
+/// knows whose bytes are whose. Ends with the spike that is the last one asked for.
 ///
 /// # Errors
 /// A prefix cache, a task without enough problems, or a request that could never run.
@@ -60,58 +63,117 @@ pub(super) fn predict(
 ) -> Result<Prediction> {
     let Outline { layout, num_blocks, .. } = outline;
     ensure!(!config.engine.enable_prefix_caching, NOT_WITH_A_CACHE);
-    let rollout = &config.rollout;
-    let mut replay = Replay::new(layout.clone(), *num_blocks, &config.engine);
-    let mut spike_steps = Vec::new();
+    let mut all = Replays::new(config, outline);
     let mut steps = 0;
+    let mut spike_steps = Vec::new();
     for step in (1..=config.steps).map(Step::new) {
         steps += 1;
-        let forecasts = replay.generate(asked(config, outline, step)?)?;
-        if forecasts.iter().any(|forecast| forecast.first_wrong.is_some()) {
+        let spiked = all.generate(asked(config, outline, step)?)?;
+        for (_, own) in spiked.iter().zip(&mut all.spikes).filter(|(spiked, _)| **spiked) {
+            own.push(step);
+        }
+        if spiked.contains(&true) {
             spike_steps.push(step);
             if stop_after_spikes.is_some_and(|enough| spike_steps.len() as u64 >= enough) {
                 break;
             }
         }
     }
-    let usable = f64::from(num_blocks - 1);
-    let next_spike = spike_steps.is_empty().then(|| next_spike(config, outline, replay.clone()));
-    let taken = replay.statistics().blocks_taken as f64;
-    let blocks_per_step = taken / steps as f64;
+    let next_spike = spike_steps.is_empty().then(|| next_spike(config, outline, all.clone()));
     let first = layout.first_wrapped_block(config.engine.state_index_bits);
     let first = first.filter(|block| block.get() < *num_blocks);
-    let engine = &config.engine;
-    let in_a_ring = engine.free_list == FreeListOrder::Fifo && engine.sleep != Sleep::DropPool;
-    let closed_form = first
-        .filter(|_| in_a_ring)
-        .map(|first| closed_form(f64::from(first.get()), usable, blocks_per_step, config.steps));
+    let mut engines = all.predictions(config, outline, first, steps);
+    let most = |most: usize, at: usize| {
+        if engines[at].laps > engines[most].laps { at } else { most }
+    };
+    let busiest = engines[(0..engines.len()).fold(0, most)].clone();
+    if engines.len() == 1 {
+        engines.clear();
+    }
     Ok(Prediction {
         spike_steps,
-        closed_form,
+        closed_form: busiest.closed_form,
         num_blocks: u64::from(*num_blocks),
         first_wrapped_block: first.map(|block| u64::from(block.get())),
-        blocks_per_step,
-        laps: taken / usable,
+        blocks_per_step: busiest.blocks_per_step,
+        laps: busiest.laps,
+        engines,
         next_spike: next_spike.flatten(),
-        exact: rollout.ignore_eos
+        exact: config.rollout.ignore_eos
             && config.engine.faults.is_empty()
             && config.trainer.faults.is_empty(),
         error: None,
     })
 }
 
-/// The first spike after the last step, in as many steps as two more laps of the pool take.
-fn next_spike(config: &Config, outline: &Outline, mut replay: Replay) -> Option<Step> {
+/// Each engine, replayed.
+#[derive(Clone)]
+struct Replays {
+    engines: Vec<Replay>,
+    /// Each one's own, in rising order.
+    spikes: Vec<Vec<Step>>,
+}
+
+impl Replays {
+    fn new(config: &Config, outline: &Outline) -> Self {
+        let Outline { layout, num_blocks, .. } = outline;
+        let engine = |_| Replay::new(layout.clone(), *num_blocks, &config.engine);
+        let engines: Vec<Replay> = (0..config.engine.replicas).map(engine).collect();
+        Self { spikes: vec![Vec::new(); engines.len()], engines }
+    }
+
+    /// One step of the loop: which engines spike in it.
+    fn generate(&mut self, asked: Vec<GenerationRequest>) -> Result<Vec<bool>> {
+        let parts = deal(asked, self.engines.len());
+        let spikes = self.engines.iter_mut().zip(parts).map(|(engine, part)| {
+            let forecasts = engine.generate(part)?;
+            Ok(forecasts.iter().any(|forecast| forecast.first_wrong.is_some()))
+        });
+        spikes.collect()
+    }
+
+    /// After so many steps.
+    fn predictions(
+        &self,
+        config: &Config,
+        outline: &Outline,
+        first_wrapped: Option<BlockId>,
+        steps: u64,
+    ) -> Vec<EnginePrediction> {
+        let engine = &config.engine;
+        let in_a_ring = engine.free_list == FreeListOrder::Fifo && engine.sleep != Sleep::DropPool;
+        let usable = f64::from(outline.num_blocks - 1);
+        let one = |((replay, spikes), index): ((&Replay, &Vec<Step>), u32)| {
+            let taken = replay.statistics().blocks_taken as f64;
+            let blocks_per_step = taken / steps as f64;
+            let on_paper = |first: BlockId| {
+                closed_form(f64::from(first.get()), usable, blocks_per_step, config.steps)
+            };
+            EnginePrediction {
+                engine: EngineIndex::new(index),
+                spike_steps: spikes.clone(),
+                closed_form: first_wrapped.filter(|_| in_a_ring).map(on_paper),
+                blocks_per_step,
+                laps: taken / usable,
+            }
+        };
+        self.engines.iter().zip(&self.spikes).zip(0..).map(one).collect()
+    }
+}
+
+/// The first spike after the last step, in as many steps as two more laps of the pool that is
+/// gone through least take.
+fn next_spike(config: &Config, outline: &Outline, mut all: Replays) -> Option<Step> {
     /// Of a pool that is hardly used; a person's patience ends before.
     const STEPS_MAX: u64 = 1000;
-    let taken = replay.statistics().blocks_taken.max(1);
+    let taken = all.engines.iter().map(|engine| engine.statistics().blocks_taken).min()?.max(1);
     let two_laps = (2 * u64::from(outline.num_blocks)).saturating_mul(config.steps) / taken + 1;
     let further = config.steps + 1..=config.steps + two_laps.min(STEPS_MAX);
     further.map(Step::new).find(|&step| {
         let asked = asked(config, outline, step);
-        let forecasts = asked.and_then(|asked| Ok(replay.generate(asked)?));
+        let spiked = asked.and_then(|asked| all.generate(asked));
         // A task that ends there has no further step.
-        forecasts.is_ok_and(|all| all.iter().any(|one| one.first_wrong.is_some()))
+        spiked.is_ok_and(|spiked| spiked.contains(&true))
     })
 }
 
@@ -123,13 +185,24 @@ fn asked(config: &Config, outline: &Outline, step: Step) -> Result<Vec<Generatio
     Ok(requests(rollout, eos, step, &problems, rollout.rollouts_per_prompt))
 }
 
-/// `12, 24-26 (on paper the first at 11.38, then every 12.00)`.
+/// `12, 24-26 (on paper the first at 11.38, then every 12.00)`, and of several engines each one's.
 pub(super) fn foretold_spikes(found: &Prediction) -> String {
-    let mut text = or_none(&found.spike_steps);
-    if let Some(form) = &found.closed_form {
-        let (first, period) = (form.first_spike_step, form.period);
-        text += &format!(" (on paper the first at {first:.2}, then every {period:.2})");
-    }
+    let one = |steps: &[Step], form: &Option<ClosedForm>| {
+        let mut text = or_none(steps);
+        if let Some(ClosedForm { first_spike_step: first, period, .. }) = form {
+            text += &format!(" (on paper the first at {first:.2}, then every {period:.2})");
+        }
+        text
+    };
+    let mut text = match &found.engines[..] {
+        [] => one(&found.spike_steps, &found.closed_form),
+        several => {
+            let each = several.iter().map(|of| {
+                format!("engine {}: {}", of.engine, one(&of.spike_steps, &of.closed_form))
+            });
+            format!("{}; {}", or_none(&found.spike_steps), each.collect::<Vec<_>>().join("; "))
+        }
+    };
     if let Some(next) = found.next_spike {
         text += &format!(", and from step {next} on if it went on");
     }

@@ -36,8 +36,8 @@ pub(super) struct Recorder {
     kept: Kept,
     /// TensorBoard's files of earlier processes.
     earlier: Vec<EventFile>,
-    /// The engine's counts before the step, for what the step itself did.
-    before: Option<Statistics>,
+    /// Each engine's counts before the step, for what the step itself did.
+    before: Vec<Statistics>,
 }
 
 /// What a checkpoint keeps of the record: lengths in bytes, and what goes on.
@@ -228,14 +228,16 @@ impl Recorder {
         scalars.extend(metrics::rollout(rollouts));
         scalars.extend(metrics::reward(rollouts, session.config.rollout.rollouts_per_prompt));
         scalars.extend(updates.last().map(metrics::loss).unwrap_or_default());
-        let now = session.source.statistics();
-        if let (Some(now), Some(before), Some(engine)) =
-            (now, self.before, session.source.embedded())
-        {
-            scalars.extend(metrics::pool(now, before, engine.pool()));
+        if let Some(engines) = session.source.embedded() {
+            let laps = engines.iter().zip(&self.before).map(|(engine, &before)| metrics::Lap {
+                now: engine.statistics(),
+                before,
+                pool: engine.pool(),
+            });
+            scalars.extend(metrics::pool(&laps.collect::<Vec<_>>()));
         }
         scalars.extend(metrics::tally(&tally));
-        self.before = now;
+        self.before = session.source.statistics();
         let row = scalars.iter().map(|scalar| (scalar.tag.as_str(), scalar.value));
         self.steps.append(step, row)?;
         self.kept.add(session, comparison, rollouts, &tally);

@@ -24,14 +24,14 @@ use super::launch::Launched;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
 use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
-use crate::engine::{Completion, GenerationRequest, Moment, SampledToken};
+use crate::engine::{Completion, Engine, GenerationRequest, SampledToken};
 use crate::gap::{
     self, CaseFile, Finding, Floor, Legs, Pairs, StepGap, TensorFingerprint, WeightsOf,
 };
 use crate::model::{combine_fingerprints, Numerics, Plan, HEAD};
 use crate::ops::array::Device;
 use crate::rollout::{
-    advantages, mask_by_end, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Source, Task,
+    advantages, mask_by_end, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Source, Task, Tell,
 };
 use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
 
@@ -114,8 +114,8 @@ impl Session {
         let source = match &config.engine.servers {
             None => {
                 let model = (&plan, num);
-                let engine = source::embedded(config, model, (&device, free), weights, measured)?;
-                Source::Embedded(Box::new(engine))
+                let engines = source::embedded(config, model, (&device, free), weights, measured)?;
+                Source::Embedded(engines)
             }
             Some(servers) => Source::Servers(source::servers(config, servers, launched.as_ref())?),
         };
@@ -174,15 +174,11 @@ impl Session {
     /// N rollouts of each of the step's prompts, with their rewards and advantages. The engine is
     /// awake for no longer, where it sleeps at all.
     pub fn generate(&mut self, step: Step) -> Result<Vec<Rollout>> {
-        self.generate_told(step, &mut |_| {})
+        self.generate_told(step, &mut |_, _| {})
     }
 
-    /// The same, and `tell` hears how far each step of the embedded engine has come.
-    pub(super) fn generate_told(
-        &mut self,
-        step: Step,
-        tell: &mut dyn FnMut(Moment<'_>),
-    ) -> Result<Vec<Rollout>> {
+    /// The same, and `tell` hears how far each step of the embedded engines has come.
+    pub(super) fn generate_told(&mut self, step: Step, tell: Tell<'_>) -> Result<Vec<Rollout>> {
         let n = self.config.rollout.prompts_per_step;
         let problems = self.task.problems(Draw::Rollouts, step, n)?;
         let per_prompt = self.config.rollout.rollouts_per_prompt;
@@ -297,14 +293,19 @@ impl Session {
     #[must_use]
     pub fn first_wrapped_block(&self) -> Option<BlockId> {
         let bits = self.config.engine.scan_index_bits();
-        let engine = self.source.embedded()?;
+        let engine = self.source.embedded()?.first();
         let first = engine.layout().first_wrapped_block(bits)?;
         (first.get() < engine.pool().num_blocks()).then_some(first)
     }
 
-    /// Empty where the engine does not say.
+    /// Of the first engine with other weights than the trainer's, if there is one. Empty where the
+    /// engines do not say.
     fn tensor_fingerprints(&self) -> Vec<TensorFingerprint> {
-        let Some(engine) = self.source.embedded() else { return Vec::new() };
+        let Some(engines) = self.source.embedded() else { return Vec::new() };
+        let differs = |engine: &&Engine| {
+            engine.head_fingerprint().is_some() || engine.fingerprints() != self.scored_with
+        };
+        let engine = engines.iter().find(differs).unwrap_or(engines.first());
         let names = self.plan.units.iter().flat_map(|unit| &unit.tensors);
         let both = engine.fingerprints().iter().zip(&self.scored_with);
         let one = |(spec, (&engine, &trainer)): (&crate::model::TensorSpec, (&u64, &u64))| {

@@ -253,14 +253,20 @@ impl Plan {
         let came = match &point.outcome {
             Outcome::Done { summary, .. } => match &summary.error {
                 Some(error) => format!("failed after {} steps: {error}", summary.steps_done),
-                None => format!("spike steps {}", or_none(&summary.spike_steps)),
+                None => {
+                    let own = summary.spikes_by_engine();
+                    let own = own.map_or(String::new(), |own| format!("; {own}"));
+                    format!("spike steps {}{own}", or_none(&summary.spike_steps))
+                }
             },
             Outcome::Failed(error) => format!("failed: {error}"),
             Outcome::Pending => "not run".to_owned(),
         };
-        let foretold = point
-            .prediction()
-            .map_or(String::new(), |found| format!(" (predicted {})", or_none(&found.spike_steps)));
+        let foretold = point.prediction().map_or(String::new(), |found| {
+            let own = found.spikes_by_engine();
+            let own = own.map_or(String::new(), |own| format!("; {own}"));
+            format!(" (predicted {}{own})", or_none(&found.spike_steps))
+        });
         say(&format!("{}/{of} {}: {came}{foretold}", index + 1, point.name));
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gapscope::base::{Contract, EngineStep, LogProb, RequestId, Step, TokenId, WeightVersion};
+use gapscope::base::{Contract, EngineIndex, EngineStep, LogProb, RequestId, Step, TokenId, WeightVersion};
 use gapscope::engine::{Completion, FinishReason, Phase, SampledToken};
 use gapscope::report::parquet::{write_rollouts, write_tokens};
 use gapscope::report::RunFolder;
@@ -92,6 +92,7 @@ fn rollout(index: u32) -> Rollout {
     let scored = Some([-0.1, -6.0].map(|logp| Some(LogProb::new(logp))).to_vec());
     let completion = Completion {
         id: RequestId::new(5, 0, index),
+        engine: EngineIndex::default(),
         prompt: vec![TokenId::new(1)],
         tokens: decode.map(sampled).to_vec(),
         finish_reason: FinishReason::Length,

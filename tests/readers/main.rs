@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gapscope::base::{
-    BlockId, Contract, EngineStep, Generation, LogProb, RequestId, Step, TokenId, WeightVersion,
+    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, Step, TokenId, WeightVersion,
 };
 use gapscope::engine::{
     CachedBlock, Completion, FinishReason, Life, Phase, SampledToken, StateBlock,
@@ -60,6 +60,7 @@ fn finding() -> Finding {
         kind: FindingKind::AddressWrap,
         leg: Legs::DecodeTrainer,
         step: Step::new(3),
+        engine: None,
         requests: vec![],
         requests_total: 0,
         blocks: vec![],
@@ -228,6 +229,7 @@ fn rollout() -> Rollout {
     Rollout {
         completion: Completion {
             id: RequestId::new(12, 3, 7),
+            engine: EngineIndex::new(2),
             prompt: [256, 1, u32::MAX].map(TokenId::new).to_vec(),
             tokens: vec![
                 sampled(5, -0.1, Phase::Prefill),
@@ -299,6 +301,7 @@ fn rollout_columns() -> Vec<(&'static str, &'static str, &'static str, Value)> {
         ("top_p", "Float32", "FLOAT", json!(1.0)),
         ("top_k", "UInt32", "UINTEGER", json!(40)),
         ("engine", "String", "VARCHAR", json!("embedded")),
+        ("engine_index", "UInt32", "UINTEGER", json!(2)),
         ("weight_version", "UInt64", "UBIGINT", json!(11)),
         ("engine_fingerprint", "UInt64", "UBIGINT", json!(u64::MAX)),
         ("trainer_fingerprint", "UInt64", "UBIGINT", json!(null)),

@@ -76,7 +76,6 @@ const FILES: &[Broken] = &[
     Under("[task]\noperators = \"+/\""),
     Under("[task]\nkind = \"jsonl\"\npath = \"q\"\nreward = \"regex\"\nreward_pattern = \"(\""),
     // Not in this build.
-    Under("[engine]\nreplicas = 2"),
     Under("[trainer]\nranks = 4"),
     // Servers.
     Under("[engine]\nkind = \"vllm\""),
@@ -116,6 +115,9 @@ const FILES: &[Broken] = &[
     Under("[rollout]\nmax_new_tokens = 500\n[task]\nprompt_tokens = 13"),
     Under("[task]\nprompt_tokens = 13\nmin_prompt_tokens = 14"),
     Under("[task]\nmin_prompt_tokens = 14"),
+    Under("[engine]\nreplicas = 0"),
+    Under("[engine]\nreplicas = 9"),
+    Under("[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nreplicas = 2"),
     Under("[trainer]\nupdates_per_step = 3"),
     Under("[trainer]\nupdate = \"none\"\nkl_coef = 0.1"),
     Under("[trainer]\nupdate = \"none\"\nimportance_cap = 2"),

@@ -68,6 +68,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
     ("engine.launch.shell", "true", VLLM_LAUNCHED),
     ("engine.launch.ready_timeout_s", "3", VLLM_LAUNCHED),
     ("engine.launch.restarts", "3", VLLM_LAUNCHED),
+    ("engine.replicas", "2", &[]),
     ("engine.device", "\"cuda\"", &[]),
     ("engine.device_memory", "1GiB", &[]),
     ("engine.gpu_memory_utilization", "0.5", &[]),

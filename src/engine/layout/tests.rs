@@ -128,9 +128,15 @@ fn block_counts_for_given_memory() {
             device_memory,
             gpu_memory_utilization,
             used_bytes,
+            engines: 1,
             num_gpu_blocks_override: over,
         };
-        assert_eq!(Layout::new(&spec).unwrap().num_blocks(&memory), Ok(blocks), "{memory:?}");
+        let layout = Layout::new(&spec).unwrap();
+        assert_eq!(layout.num_blocks(&memory), Ok(blocks), "{memory:?}");
+        // Two engines need twice of everything, but for what is overridden.
+        let device_memory = 2 * memory.device_memory;
+        let shared = BlockMemory { device_memory, engines: 2, ..memory };
+        assert_eq!(layout.num_blocks(&shared), Ok(blocks), "{shared:?}");
     }
 }
 
@@ -141,6 +147,7 @@ fn too_few_blocks_say_how_many_are_needed() {
         device_memory: 100_000,
         gpu_memory_utilization: 0.5,
         used_bytes: 1_000,
+        engines: 1,
         num_gpu_blocks_override: Some(5),
     };
     assert_eq!(
@@ -157,6 +164,10 @@ fn too_few_blocks_say_how_many_are_needed() {
          6, the null block included: raise device_memory to at least 149456, raise \
          gpu_memory_utilization, or lower max_model_len"
     );
+    let shared = BlockMemory { engines: 2, ..memory };
+    let error = layout.num_blocks(&shared).unwrap_err().to_string();
+    assert!(error.contains(" leaves each of 2 engines 1 blocks after 1000 bytes"), "{error}");
+    assert!(error.contains("raise device_memory to at least 298912, "), "{error}");
     memory.device_memory = 149_456;
     assert_eq!(layout.num_blocks(&memory), Ok(6));
     memory.used_bytes = 200_000;

@@ -5,12 +5,14 @@ use serde::{Deserialize, Serialize};
 use super::scale::{LogScale, STRIP};
 use super::svg::{Anchor, Plot, BOTTOM, HALF, RED};
 use super::text::number;
-use crate::base::{float, BlockId, RequestId, Step};
+use crate::base::{float, BlockId, EngineIndex, RequestId, Step};
 
-/// The requests of one step that hold recurrent state.
+/// The requests of one step and one engine that hold recurrent state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepBlocks {
     pub step: Step,
+    /// Whose pool it is, where there are several.
+    pub engine: Option<EngineIndex>,
     /// The first block whose state address wraps, if the pool has it.
     pub first_wrapped: Option<BlockId>,
     /// Nats.
@@ -54,8 +56,9 @@ pub(super) fn draw(step: &StepBlocks) -> String {
     let gaps = shown.iter().map(|one| one.gap).chain([step.floor]);
     let top = LINE_TOP + STRIP + if nonfinite { STRIP } else { 0.0 };
     let scale = LogScale::new(gaps, top, HEIGHT - BOTTOM);
+    let of_engine = step.engine.map_or(String::new(), |engine| format!(", engine {engine}"));
     let title = format!(
-        "Step {}: largest gap of each request, nats, by its highest state block",
+        "Step {}{of_engine}: largest gap of each request, nats, by its highest state block",
         step.step
     );
     let mut plot = Plot::new([HALF, HEIGHT], &title, "block", step.range());
@@ -180,7 +183,7 @@ mod tests {
 
     fn step(first_wrapped: Option<u32>, requests: Vec<BlockGap>) -> StepBlocks {
         let first_wrapped = first_wrapped.map(BlockId::new);
-        StepBlocks { step: Step::new(12), first_wrapped, floor: 0.0, requests }
+        StepBlocks { step: Step::new(12), engine: None, first_wrapped, floor: 0.0, requests }
     }
 
     #[test]

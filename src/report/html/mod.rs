@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::disk::write_atomic;
-use super::{Change, ReportError, Summary};
+use super::{step_ranges, Change, EngineSummary, ReportError, Summary};
 use crate::base::{float, LogProb, Position};
 use crate::gap::{self, Finding, StepGap};
 use text::{count, escape, number, optional, plain, visible};
@@ -75,7 +75,7 @@ fn render(page: &Page<'_>) -> String {
         reward = chart::reward(page.points),
         findings = findings(&page.summary.findings),
         changes = changes(page.changes),
-        worst = worst(page.worst),
+        worst = engines(&page.summary.engines) + &worst(page.worst, &page.summary.engines),
         spike = spike(page),
     );
     document(&page.summary.name, &body)
@@ -231,7 +231,35 @@ pub(super) fn nats(logp: LogProb) -> String {
     }
 }
 
-fn worst(tokens: &[WorstToken]) -> String {
+/// Each one's own account, where there are several.
+fn engines(engines: &[EngineSummary]) -> String {
+    if engines.is_empty() {
+        return String::new();
+    }
+    let mut html = String::from(
+        "<section>\n<h2>Engines</h2>\n<table>\n<tr><th class=\"n\">engine</th><th>spike steps</th>\
+         <th class=\"n\">blocks a step</th><th class=\"n\">laps of its pool</th>\
+         <th class=\"n\">engine steps</th><th class=\"n\">preemptions</th></tr>\n",
+    );
+    for one in engines {
+        let spikes = step_ranges(&one.spike_steps, ", ");
+        writeln!(
+            html,
+            "<tr><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+            one.engine,
+            if spikes.is_empty() { "none" } else { &spikes },
+            optional(one.blocks_per_step),
+            number(one.laps),
+            count(one.engine_steps),
+            count(one.preemptions),
+        )
+        .expect("a string grows");
+    }
+    html + "</table>\n</section>\n"
+}
+
+fn worst(tokens: &[WorstToken], engines: &[EngineSummary]) -> String {
     let mut html = String::from("<section class=\"worst\">\n<h2>Worst tokens</h2>\n");
     if tokens.is_empty() {
         return html + "<p class=\"none\">None.</p>\n</section>\n";
@@ -240,8 +268,11 @@ fn worst(tokens: &[WorstToken]) -> String {
              <th class=\"n\">trainer</th><th class=\"text\">text</th><th class=\"n\">token</th>\
              <th>request</th><th class=\"n\">position</th><th class=\"n\">block</th></tr>\n";
     for token in tokens {
-        let gap::WorstToken { request, slot, paired, gap } = token.found;
-        let block = slot.map_or("–".to_owned(), |block| block.to_string());
+        let gap::WorstToken { request, engine, slot, paired, gap } = token.found;
+        let mut block = slot.map_or("–".to_owned(), |block| block.to_string());
+        if !engines.is_empty() {
+            block += &format!(" of engine {engine}");
+        }
         writeln!(
             html,
             "<tr><td class=\"n\"><b>{}</b></td><td class=\"n\">{}</td><td class=\"n\">{}</td>\

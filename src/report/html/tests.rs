@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::base::{BlockId, CompletionIndex, LogProb, RequestId, Step, TokenId};
+use crate::base::{BlockId, CompletionIndex, EngineIndex, LogProb, RequestId, Step, TokenId};
 use crate::gap::{FindingKind, Legs, PairedToken, Tally};
 
 fn summary() -> Summary {
@@ -28,11 +28,13 @@ fn summary() -> Summary {
         engine_steps: Some(480),
         tokens_per_engine_step: Some(100.0),
         preemptions: Some(0),
+        engines: Vec::new(),
         tally: Tally::default(),
         findings: vec![Finding {
             kind: FindingKind::AddressWrap,
             leg: Legs::DecodeTrainer,
             step: Step::new(12),
+            engine: None,
             requests: vec![RequestId::new(12, 0, 3)],
             requests_total: 1,
             first_bad_position: Some(CompletionIndex::new(1)),
@@ -54,9 +56,9 @@ fn worst_token() -> WorstToken {
         infer: LogProb::new(-0.5),
         train: LogProb::new(f32::NEG_INFINITY),
     };
-    let request = RequestId::new(12, 0, 3);
+    let (request, engine) = (RequestId::new(12, 0, 3), EngineIndex::new(1));
     WorstToken {
-        found: gap::WorstToken { request, slot: None, paired, gap: f64::INFINITY },
+        found: gap::WorstToken { request, engine, slot: None, paired, gap: f64::INFINITY },
         position: Position::new(61),
         before: "<script>alert(1)</script>\n12+7=".to_owned(),
         text: "\n".to_owned(),
@@ -84,6 +86,7 @@ fn page_of(summary: &Summary) -> String {
     let request = RequestId::new(12, 0, 3);
     let blocks = StepBlocks {
         step: Step::new(12),
+        engine: None,
         first_wrapped: Some(BlockId::new(1366)),
         floor: 0.0,
         requests: vec![BlockGap { request, block: BlockId::new(1366), gap: 8.25, stale: false }],
@@ -134,6 +137,29 @@ fn nothing_compared_is_not_a_clean_run() {
     let broken = Summary { nonfinite: 1, spike_steps: vec![Step::new(3)], ..summary() };
     let expect = "1 spike, at step 12; 1 token with a non-finite logprob.";
     assert!(page_of(&broken).contains(expect));
+}
+
+#[test]
+fn each_of_several_engines_has_a_row() {
+    let one = |engine, spikes: &[u64]| EngineSummary {
+        engine: EngineIndex::new(engine),
+        spike_steps: spikes.iter().map(|&step| Step::new(step)).collect(),
+        blocks_per_step: Some(40.0),
+        laps: 1.5,
+        engine_steps: 1234,
+        preemptions: 0,
+    };
+    let engines = vec![one(0, &[]), one(1, &[35, 36, 48])];
+    let html = page_of(&Summary { engines, ..summary() });
+    for expect in [
+        "<td class=\"n\">0</td><td>none</td>",
+        "<td class=\"n\">1</td><td>35-36, 48</td>",
+        "<td class=\"n\">1,234</td>",
+        "\u{2013} of engine 1</td>",
+    ] {
+        assert!(html.contains(expect), "{expect}\n{html}");
+    }
+    assert!(!page_of(&summary()).contains("engine 1"));
 }
 
 #[test]

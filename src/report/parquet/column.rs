@@ -12,7 +12,7 @@ use ::parquet::file::writer::SerializedColumnWriter;
 use ::parquet::schema::types::{Type, TypePtr};
 
 use crate::base::{
-    BlockId, EngineStep, Generation, LogProb, ParseRequestIdError, Position, PromptId, RequestId,
+    BlockId, EngineIndex, EngineStep, Generation, LogProb, ParseRequestIdError, Position, PromptId, RequestId,
     Step, TokenId, WeightVersion,
 };
 
@@ -90,6 +90,7 @@ macro_rules! stored_as {
 
 stored_as!(u32:
     BlockId, BlockId::get, |v| Ok(BlockId::new(v));
+    EngineIndex, EngineIndex::get, |v| Ok(EngineIndex::new(v));
     Generation, Generation::get, |v| Ok(Generation::new(v));
     Position, Position::get, |v| Ok(Position::new(v));
     PromptId, PromptId::get, |v| Ok(PromptId::new(v));

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::super::ReportError;
 use super::column::{full_list, list, optional, required, Column};
 use super::table::{self, Table};
-use crate::base::{BlockId, Generation, LogprobsMode, RequestId, TokenId, WeightVersion};
+use crate::base::{BlockId, EngineIndex, Generation, LogprobsMode, RequestId, TokenId, WeightVersion};
 use crate::rollout::Rollout;
 
 /// A row of `rollouts/step-NNNNN.parquet`; its fields are the columns, in their order.
@@ -26,6 +26,8 @@ pub struct RolloutRow {
     pub top_k: u32,
     /// `embedded`, or the name of the server that sampled.
     pub engine: String,
+    /// Which of them, and whose all block ids are.
+    pub engine_index: EngineIndex,
     pub weight_version: WeightVersion,
     /// A null where the engine does not say.
     pub engine_fingerprint: Option<u64>,
@@ -76,6 +78,7 @@ pub fn read_rollouts(path: &Path) -> Result<Vec<RolloutRow>, ReportError> {
     table.required("top_p", rows, |row, v| row.top_p = v)?;
     table.required("top_k", rows, |row, v| row.top_k = v)?;
     table.required("engine", rows, |row, v| row.engine = v)?;
+    table.required("engine_index", rows, |row, v| row.engine_index = v)?;
     table.required("weight_version", rows, |row, v| row.weight_version = v)?;
     table.optional("engine_fingerprint", rows, |row, v| row.engine_fingerprint = v)?;
     table.optional("trainer_fingerprint", rows, |row, v| row.trainer_fingerprint = v)?;
@@ -120,6 +123,7 @@ fn columns(rows: &[RolloutRow]) -> Vec<Column> {
         required("top_p", rows, |row| row.top_p),
         required("top_k", rows, |row| row.top_k),
         required("engine", rows, |row| row.engine.clone()),
+        required("engine_index", rows, |row| row.engine_index),
         required("weight_version", rows, |row| row.weight_version),
         optional("engine_fingerprint", rows, |row| row.engine_fingerprint),
         optional("trainer_fingerprint", rows, |row| row.trainer_fingerprint),
@@ -165,6 +169,7 @@ impl RolloutRow {
             top_p: completion.contract.top_p,
             top_k: completion.contract.top_k,
             engine: engine.to_owned(),
+            engine_index: completion.engine,
             weight_version: completion.weight_version,
             engine_fingerprint: completion.engine_fingerprint,
             trainer_fingerprint: rollout.trainer_fingerprint,

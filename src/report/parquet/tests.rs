@@ -3,7 +3,7 @@ use std::fs;
 use super::table::Table;
 use super::*;
 use crate::base::{
-    BlockId, Contract, EngineStep, Generation, LogProb, LogprobsMode, Position, RequestId, TokenId,
+    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, LogprobsMode, Position, RequestId, TokenId,
     WeightVersion,
 };
 use crate::engine::{CachedBlock, Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
@@ -35,6 +35,7 @@ fn rollout(idx: u32) -> Rollout {
     Rollout {
         completion: Completion {
             id: RequestId::new(12, 3, idx),
+            engine: EngineIndex::new(2),
             prompt: vec![TokenId::new(u32::MAX), TokenId::new(1)],
             tokens: vec![sampled(5, -0.5), sampled(6, NAN)],
             finish_reason: FinishReason::Length,
@@ -107,6 +108,7 @@ fn rollouts_read_back() {
         top_p: 1.0,
         top_k: 0,
         engine: "embedded".to_owned(),
+        engine_index: EngineIndex::new(2),
         weight_version: WeightVersion::new(11),
         engine_fingerprint: Some(u64::MAX),
         trainer_fingerprint: None,

@@ -39,6 +39,7 @@ type Column = (&'static str, fn(&SweepPoint) -> Option<String>);
 fn columns() -> Vec<Column> {
     let mut all = headlines().to_vec();
     all.extend(accounts());
+    all.extend(by_engine());
     all
 }
 
@@ -90,6 +91,14 @@ fn accounts() -> [Column; 14] {
             let foretold = p.predicted.error.as_deref().filter(|_| p.summary().is_none());
             text(p.error().or(foretold)?)
         }),
+    ]
+}
+
+/// Empty where there is one engine.
+fn by_engine() -> [Column; 2] {
+    [
+        ("predicted_spike_steps_by_engine", |p| p.prediction()?.spikes_by_engine()),
+        ("spike_steps_by_engine", |p| p.summary()?.spikes_by_engine()),
     ]
 }
 
@@ -156,6 +165,7 @@ mod tests {
             kind,
             leg: Legs::default(),
             step: Step::new(step),
+            engine: None,
             requests: Vec::new(),
             blocks: Vec::new(),
             message: String::new(),

@@ -24,8 +24,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::disk::write_atomic;
-use super::{write_json, ReportError};
-use crate::base::{float, Step};
+use super::{of_engines, write_json, ReportError};
+use crate::base::{float, EngineIndex, Step};
 
 pub use map_png::spike_map_png;
 pub use saved::{read_steps, read_summary, SavedFinding, SavedSummary, StepGapRow};
@@ -59,18 +59,35 @@ pub struct Prediction {
     /// In rising order.
     pub spike_steps: Vec<Step>,
     pub closed_form: Option<ClosedForm>,
+    /// Of each engine's pool.
     pub num_blocks: u64,
     pub first_wrapped_block: Option<u64>,
+    /// Of several engines the one that takes most, as are the laps and the closed form.
     #[serde(serialize_with = "float::serialize")]
     pub blocks_per_step: f64,
     #[serde(serialize_with = "float::serialize")]
     pub laps: f64,
+    /// Each engine's own, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub engines: Vec<EnginePrediction>,
     /// Where none of the steps spikes: the first one after them that would, as far as was looked.
     pub next_spike: Option<Step>,
     /// Whether completions have a fixed length and no fault is planted; else the replay is a guess.
     pub exact: bool,
     /// Why there is no prediction; all else is then without meaning.
     pub error: Option<String>,
+}
+
+/// One of several engines, whose pool has a schedule of its own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EnginePrediction {
+    pub engine: EngineIndex,
+    pub spike_steps: Vec<Step>,
+    pub closed_form: Option<ClosedForm>,
+    #[serde(serialize_with = "float::serialize")]
+    pub blocks_per_step: f64,
+    #[serde(serialize_with = "float::serialize")]
+    pub laps: f64,
 }
 
 /// The period of a pool that is gone through in a ring, on paper.
@@ -115,6 +132,14 @@ pub fn point_folder(folder: &Path, name: &str) -> PathBuf {
     folder.join("points").join(name)
 }
 
+impl Prediction {
+    /// In words; `None` of one engine.
+    #[must_use]
+    pub fn spikes_by_engine(&self) -> Option<String> {
+        of_engines(self.engines.iter().map(|one| (one.engine, &one.spike_steps[..])))
+    }
+}
+
 impl SweepPoint {
     /// The run's account; `None` before there is one.
     #[must_use]
@@ -131,13 +156,20 @@ impl SweepPoint {
         self.predicted.error.is_none().then_some(&self.predicted)
     }
 
-    /// Whether the steps that ran spiked exactly where the replay says; `None` where one of the two
-    /// is missing.
+    /// Whether the steps that ran spiked exactly where the replay says, and of several engines each
+    /// where it is to; `None` where one of the two is missing.
     #[must_use]
     pub fn as_predicted(&self) -> Option<bool> {
         let (summary, prediction) = (self.summary()?, self.prediction()?);
-        let ran = prediction.spike_steps.iter().filter(|step| step.get() <= summary.steps_done);
-        Some(ran.eq(&summary.spike_steps))
+        let same = |predicted: &[Step], found: &[Step]| {
+            predicted.iter().filter(|step| step.get() <= summary.steps_done).eq(found)
+        };
+        let engines = || std::iter::zip(&prediction.engines, &summary.engines);
+        Some(
+            same(&prediction.spike_steps, &summary.spike_steps)
+                && prediction.engines.len() == summary.engines.len()
+                && engines().all(|(one, ran)| same(&one.spike_steps, &ran.spike_steps)),
+        )
     }
 
     /// Why the point failed, or ended before its last step.

@@ -6,9 +6,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::super::rows::{Rows, Stepped};
-use super::super::{ReportError, Summary};
+use super::super::{of_engines, EngineSummary, ReportError, Summary};
 use crate::base::float::{optional, JsonFloat};
-use crate::base::{BlockId, RequestId, Step};
+use crate::base::{BlockId, EngineIndex, RequestId, Step};
 use crate::gap::{FindingKind, Legs, Tally};
 
 /// `summary.json` without its time; [`Summary`] says what the fields mean.
@@ -44,6 +44,8 @@ pub struct SavedSummary {
     #[serde(with = "optional")]
     pub tokens_per_engine_step: Option<f64>,
     pub preemptions: Option<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engines: Vec<EngineSummary>,
     #[serde(flatten)]
     pub tally: Tally,
     pub findings: Vec<SavedFinding>,
@@ -59,6 +61,8 @@ pub struct SavedFinding {
     pub kind: FindingKind,
     pub leg: Legs,
     pub step: Step,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineIndex>,
     pub requests: Vec<RequestId>,
     pub blocks: Vec<BlockId>,
     pub message: String,
@@ -73,6 +77,14 @@ pub struct StepGapRow {
     pub spike: bool,
     /// Tokens with a non-finite log-probability on either side.
     pub nonfinite: u64,
+}
+
+impl SavedSummary {
+    /// In words; `None` of one engine.
+    #[must_use]
+    pub fn spikes_by_engine(&self) -> Option<String> {
+        of_engines(self.engines.iter().map(|one| (one.engine, &one.spike_steps[..])))
+    }
 }
 
 /// Reads a run's `summary.json`.

@@ -62,6 +62,7 @@ pub(super) fn summary() -> SavedSummary {
         engine_steps: Some(480),
         tokens_per_engine_step: Some(64.5),
         preemptions: Some(0),
+        engines: Vec::new(),
         tally: Tally::default(),
         findings: Vec::new(),
         reward_mean_first: Some(0.0),

@@ -27,6 +27,7 @@ pub use self::error::{Problem, ServerError};
 pub use self::facts::ServerFacts;
 use self::news::News;
 use self::request::{Generate, Sampling};
+use super::engines::dealt_to;
 use crate::base::{Contract, LogProb, RequestId, TokenId, WeightVersion};
 use crate::config::ServersConfig;
 use crate::engine::{Completion, GenerationRequest};
@@ -134,8 +135,8 @@ impl Servers {
         self.check_lengths(&asked)?;
         let ids: Vec<RequestId> = asked.iter().map(|request| request.id).collect();
         let jobs = asked.into_iter().map(|request| {
-            let client =
-                Arc::clone(&self.clients[request.id.prompt_id.index() % self.clients.len()]);
+            let engine = dealt_to(request.id.prompt_id, self.clients.len());
+            let client = Arc::clone(&self.clients[engine.index()]);
             let sampling = Sampling::of(contract, self.seed_of(request.id));
             let (contract, version) = (*contract, self.weight_version);
             async move {
@@ -143,6 +144,7 @@ impl Servers {
                     client.complete(&Generate { request: &request, sampling }).await?;
                 Ok(Completion {
                     id: request.id,
+                    engine,
                     prompt: request.prompt,
                     tokens,
                     finish_reason,
@@ -195,7 +197,8 @@ impl Servers {
         waiting: &dyn Waiting,
     ) -> Result<Vec<Vec<Option<LogProb>>>, ServerError> {
         let jobs = sequences.into_iter().map(|(id, tokens, prompt_len)| {
-            let client = Arc::clone(&self.clients[id.prompt_id.index() % self.clients.len()]);
+            let engine = dealt_to(id.prompt_id, self.clients.len());
+            let client = Arc::clone(&self.clients[engine.index()]);
             async move { client.score(id, &tokens, prompt_len).await }
         });
         self.runtime.block_on(all(jobs, &self.news, waiting))

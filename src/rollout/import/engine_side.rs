@@ -8,7 +8,7 @@ use super::contract::contracts;
 use super::raw::{parse, Raw};
 use super::values::Checks;
 use super::{Format, Imported, RecordProblem, Source};
-use crate::base::{Contract, LogProb, RequestId, TokenId, WeightVersion};
+use crate::base::{Contract, EngineIndex, LogProb, RequestId, TokenId, WeightVersion};
 use crate::engine::{Completion, FinishReason, SampledToken};
 use crate::rollout::Rollout;
 
@@ -64,6 +64,7 @@ fn imported(
     let tokens = std::iter::zip(&ids, values).map(|(&id, logp)| SampledToken::alone(id, logp));
     let completion = Completion {
         id,
+        engine: EngineIndex::default(),
         prompt,
         tokens: tokens.collect(),
         finish_reason: if sample.stopped { FinishReason::Stop } else { FinishReason::Length },

@@ -5,7 +5,7 @@ use super::contract::contracts;
 use super::raw::Raw;
 use super::values::{Checks, SideChecks};
 use super::{Format, RecordProblem, Source};
-use crate::base::{Contract, LogProb, RequestId, TokenId, WeightVersion};
+use crate::base::{Contract, EngineIndex, LogProb, RequestId, TokenId, WeightVersion};
 use crate::engine::{Completion, FinishReason, SampledToken};
 use crate::rollout::routes::{routes, Captures};
 use crate::rollout::{Rollout, Routes, TokenRoutes};
@@ -207,6 +207,7 @@ fn rollout(parts: Parts, contracts: [Contract; 2], line: u64) -> Imported {
     let train = take(&mut checks.train, &train.cells);
     let completion = Completion {
         id,
+        engine: EngineIndex::default(),
         prompt: token_ids[..start].to_vec(),
         tokens: std::iter::zip(&token_ids[start..end], infer)
             .map(|(&token, logp)| SampledToken::alone(token, logp))

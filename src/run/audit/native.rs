@@ -133,6 +133,7 @@ fn completion(row: &RolloutRow, tokens: &[TokenRow], decode: &[LogProb]) -> Resu
     let stopped = row.finish_reason == FinishReason::Stop.name();
     Ok(Completion {
         id: row.request,
+        engine: row.engine_index,
         prompt: row.prompt_token_ids.clone(),
         tokens: std::iter::zip(tokens, decode).map(sampled).collect(),
         finish_reason: if stopped { FinishReason::Stop } else { FinishReason::Length },

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::floor::{Load, Work};
 use super::machine::Machine;
-use crate::base::Step;
+use crate::base::{EngineIndex, Step};
 use crate::config::Update;
 use crate::engine::Moment;
 use crate::run::recorder::Recorder;
@@ -99,7 +99,10 @@ impl Timed {
             device.wait();
             watch.lap()
         };
-        let mut rollouts = session.generate_told(step, &mut note_steps(work, &mut engine))?;
+        let engines = session.engines().iter().len();
+        let mut note = note_steps(work, &mut engine, engines);
+        let mut rollouts = session.generate_told(step, &mut note)?;
+        drop(note);
         parts.generate = lap();
         clock.lap("generate");
         session.score(&mut rollouts)?;
@@ -173,25 +176,28 @@ fn of_engine(steps: &[&EngineStep], work: &Work, machine: &Machine) -> Option<Ra
     (!steps.is_empty()).then(|| Rate { per_s: tokens / seconds, floor: tokens / floor_s })
 }
 
-/// Hears of the engine's steps and notes what each took.
+/// Hears of the engines' steps and notes what each took.
 fn note_steps<'a>(
     work: &'a Work,
     steps: &'a mut Vec<EngineStep>,
-) -> impl FnMut(Moment<'_>) + use<'a> {
-    let (mut watch, mut now) = (Stopwatch::start(), EngineStep::default());
-    move |moment| {
+    engines: usize,
+) -> impl FnMut(EngineIndex, Moment<'_>) + use<'a> {
+    let start = || (Stopwatch::start(), EngineStep::default());
+    let mut under_way: Vec<_> = (0..engines).map(|_| start()).collect();
+    move |engine, moment| {
+        let (watch, now) = &mut under_way[engine.index()];
         let lap = watch.lap();
         match moment {
             Moment::Begun => {}
             Moment::Built(batch) => {
                 let (decodes, rows) = (batch.num_decodes, batch.rows.len());
                 let (prefills, load) = (rows - decodes, work.of_batch(batch));
-                now = EngineStep { decodes, prefills, load, build_s: lap, ..now };
+                *now = EngineStep { decodes, prefills, load, build_s: lap, ..*now };
                 // What it took to look at the batch is nobody's.
                 watch.lap();
             }
             Moment::Sampled => now.forward_s = lap,
-            Moment::Updated => steps.push(EngineStep { update_s: lap, ..now }),
+            Moment::Updated => steps.push(EngineStep { update_s: lap, ..*now }),
         }
     }
 }

@@ -24,10 +24,11 @@ pub(super) struct Streams {
 impl Streams {
     pub(super) fn of(session: &Session, rollout: &Rollout, trace: &Trace) -> Result<Self> {
         let whole = sequence(rollout);
+        let engine = session.engines().get(rollout.completion.engine);
         Ok(Self {
             decode: decoded(trace, rollout.completion.id),
-            prefill: streams::prefill(session.engine(), &whole),
-            forced: streams::forced_decode(session.engine(), &whole),
+            prefill: streams::prefill(engine, &whole),
+            forced: streams::forced_decode(engine, &whole),
             trainer: streams::trainer(&session.trainer, &whole)?,
         })
     }

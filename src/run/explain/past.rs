@@ -1,10 +1,10 @@
 //! Who had a block before, and as what.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::super::session::Session;
 use crate::base::{BlockId, EngineStep, GroupId, RequestId};
-use crate::engine::{Completion, Life};
+use crate::engine::{Completion, Engine, Life};
 use crate::rollout::Rollout;
 
 /// Finished requests whose bytes some block still holds.
@@ -29,13 +29,16 @@ pub(super) struct Use {
 }
 
 impl Past {
-    /// Remembers a step's requests as long as the pool does.
+    /// Remembers a step's requests as long as the pools do.
     pub(super) fn keep(&mut self, session: &Session, rollouts: &[Rollout]) {
         let done = rollouts.iter().map(|rollout| &rollout.completion);
         self.owners.extend(done.map(|done| (done.id, spans(done))));
-        let pool = session.engine().pool();
-        let owners: std::collections::HashSet<RequestId> = (0..pool.num_blocks())
-            .filter_map(|block| pool.record(BlockId::new(block)).previous_owner)
+        let pools = session.engines().iter().map(Engine::pool);
+        let owners: HashSet<RequestId> = pools
+            .flat_map(|pool| {
+                let blocks = (0..pool.num_blocks()).map(BlockId::new);
+                blocks.filter_map(|block| pool.record(block).previous_owner)
+            })
             .collect();
         self.owners.retain(|id, _| owners.contains(id));
     }

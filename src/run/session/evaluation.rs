@@ -26,7 +26,9 @@ impl Session {
         let eos = &self.plan.config.eos_token_ids;
         let asked = requests(&self.config.rollout, eos, Step::new(0), &problems, 1);
         let done = match self.source.embedded() {
-            Some(engine) => self.evaluation_engine(engine, contract, prompts)?.generate(asked)?,
+            Some(engines) => {
+                self.evaluation_engine(engines.first(), contract, prompts)?.generate(asked)?
+            }
             None => self.complete_by_servers(&contract, asked)?,
         };
         let rollouts = self.rollouts(&problems, done, 1)?;

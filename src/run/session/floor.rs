@@ -35,8 +35,8 @@ impl Session {
             return Ok(());
         }
         match &self.source {
-            Source::Embedded(engine) if self.num.arithmetic == Arithmetic::Fast => {
-                self.floor = Some(self.measured_floor(engine)?);
+            Source::Embedded(engines) if self.num.arithmetic == Arithmetic::Fast => {
+                self.floor = Some(self.measured_floor(engines.first())?);
             }
             Source::Embedded(_) => {}
             Source::Servers(_) => self.floor = Some(self.floor_of_servers(step)?),

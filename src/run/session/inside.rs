@@ -23,13 +23,14 @@ impl Session {
         worst: &[usize],
         probes: &mut [Probe],
     ) -> Result<()> {
-        let Some(engine) = self.source.embedded() else { return Ok(()) };
+        let Some(engines) = self.source.embedded() else { return Ok(()) };
         if self.config.engine.numerics != Arithmetic::Invariant {
             return Ok(());
         }
         let parts = self.plan.parts();
         for &index in worst {
             let (rollout, whole) = (&rollouts[index], sequence(&rollouts[index]));
+            let engine = engines.get(rollout.completion.engine);
             let mut all = probes.iter_mut();
             let probe = all.find(|probe| probe.request == rollout.completion.id);
             let probe = probe.expect("the worst requests are probed");

@@ -10,7 +10,7 @@ use crate::base::{RequestId, Step};
 use crate::engine::Engine;
 use crate::gap::{self, CaseFile, Finding, FirstDifference, Pairs};
 use crate::ops::pages::StateView;
-use crate::rollout::Rollout;
+use crate::rollout::{Engines, Rollout};
 
 /// What is known of a step beside its records.
 pub(in crate::run) struct Known<'a> {
@@ -35,7 +35,7 @@ impl Session {
         let evidence = gap::Evidence {
             shift: gap::shift(pairs.bad(floor), floor),
             tensors: &tensors,
-            state: self.source.embedded().and_then(state_view),
+            state: self.source.embedded().map(Engines::first).and_then(state_view),
             index_bits: known.index_bits,
             mode: known.looks.mode.as_ref(),
             layers: known.layers,
@@ -61,7 +61,7 @@ impl Session {
     }
 }
 
-/// Where a block's recurrent state lies in the engine's pages.
+/// Where a block's recurrent state lies in an engine's pages.
 fn state_view(engine: &Engine) -> Option<StateView> {
     engine.layout().layers.iter().find_map(|place| place.view.state())
 }

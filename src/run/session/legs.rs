@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::{leg, sequence, Session};
-use crate::base::LogProb;
+use crate::base::{EngineIndex, LogProb};
 use crate::config::Leg;
 use crate::rollout::Rollout;
 use crate::run::parts;
@@ -16,14 +16,18 @@ const OPENING_TOKENS: usize = 512;
 
 impl Session {
     pub(super) fn score_prefill(&self, rollouts: &mut [Rollout], which: &[usize]) -> Result<()> {
-        let Some(engine) = self.source.embedded() else {
+        let Some(engines) = self.source.embedded() else {
             return self.score_prefill_by_servers(rollouts, which);
         };
-        let sequences: Vec<Sequence> = which.iter().map(|&i| sequence(&rollouts[i])).collect();
-        let forced: Vec<_> =
-            sequences.iter().map(|one| (one.tokens.as_slice(), one.prompt_len)).collect();
-        for (&index, scores) in which.iter().zip(engine.score_prefill(&forced)) {
-            rollouts[index].prefill = Some(leg(scores));
+        for (engine, index) in engines.iter().zip(0..) {
+            let own = |at: &&usize| rollouts[**at].completion.engine == EngineIndex::new(index);
+            let which: Vec<usize> = which.iter().filter(own).copied().collect();
+            let sequences: Vec<Sequence> = which.iter().map(|&i| sequence(&rollouts[i])).collect();
+            let forced: Vec<_> =
+                sequences.iter().map(|one| (one.tokens.as_slice(), one.prompt_len)).collect();
+            for (index, scores) in which.into_iter().zip(engine.score_prefill(&forced)) {
+                rollouts[index].prefill = Some(leg(scores));
+            }
         }
         Ok(())
     }

@@ -1,29 +1,32 @@
 //! What of a session a checkpoint keeps: all that a later step may depend on.
 
+use std::iter::zip;
+
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::Session;
+use crate::base::EngineIndex;
 use crate::config::{Config, Update};
 use crate::engine::{Engine, SchedulerSnapshot};
 use crate::gap::{Floor, WeightsOf};
 use crate::model::combine_fingerprints;
 use crate::report::{SavedArray, SavedCheckpoint};
-use crate::rollout::Source;
+use crate::rollout::{Engines, Source};
 use crate::run::launch::Launched;
 use crate::trainer::TrainerSnapshot;
 
 /// The small part; [`Session::arrays`] are the large one.
 #[derive(Serialize, Deserialize)]
 pub struct SessionState {
-    /// Of the embedded engine.
-    scheduler: Option<SchedulerSnapshot>,
+    /// Of each embedded engine.
+    schedulers: Vec<SchedulerSnapshot>,
     trainer: TrainerSnapshot,
     index_bits: Option<u32>,
     floor: Option<Floor>,
     versions: Vec<WeightsOf>,
-    /// Fingerprint of the weights that the embedded engine has.
-    weights: Option<u64>,
+    /// Fingerprint of the weights that each embedded engine has.
+    weights: Vec<u64>,
 }
 
 impl Session {
@@ -31,7 +34,7 @@ impl Session {
     #[must_use]
     pub fn snapshot(&self) -> SessionState {
         SessionState {
-            scheduler: self.source.embedded().map(Engine::snapshot),
+            schedulers: self.embedded().map(Engine::snapshot).collect(),
             trainer: self.trainer.snapshot(),
             index_bits: self.index_bits,
             floor: self.floor,
@@ -40,7 +43,7 @@ impl Session {
         }
     }
 
-    /// The trainer's arrays, and the pool's bytes where they are to be kept.
+    /// The trainer's arrays, and the pools' bytes where they are to be kept.
     #[must_use]
     pub fn arrays(&self) -> Vec<SavedArray<'_>> {
         let mut arrays = Vec::new();
@@ -48,9 +51,12 @@ impl Session {
             arrays.push(SavedArray { name, dtype: Some(dtype), bytes });
         }
         if self.keeps_pool_bytes() {
-            let pages = self.source.embedded().map(Engine::pages).unwrap_or_default();
-            for (index, bytes) in pages.into_iter().enumerate() {
-                arrays.push(SavedArray { name: pool(index), dtype: None, bytes });
+            for (engine, index) in self.embedded().zip(0..) {
+                let pages = engine.pages().into_iter().enumerate();
+                arrays.extend(pages.map(|(buffer, bytes)| {
+                    let name = pool(EngineIndex::new(index), buffer);
+                    SavedArray { name, dtype: None, bytes }
+                }));
             }
         }
         arrays
@@ -66,37 +72,41 @@ impl Session {
         state: SessionState,
         saved: &SavedCheckpoint,
     ) -> Result<Self> {
-        let blocks = state.scheduler.as_ref().map(|scheduler| scheduler.pool.blocks.len());
+        let blocks = state.schedulers.first().map(|scheduler| scheduler.pool.blocks.len());
         let num_blocks = blocks.map(u32::try_from).transpose()?;
         let mut session = Self::open_with(config, launched, num_blocks)?;
         session.restore(state, saved)?;
         Ok(session)
     }
 
-    fn restore(&mut self, mut state: SessionState, saved: &SavedCheckpoint) -> Result<()> {
+    fn restore(&mut self, state: SessionState, saved: &SavedCheckpoint) -> Result<()> {
         if self.config.trainer.kl_coef > 0.0 {
             self.trainer.freeze_reference()?;
         }
         self.trainer.restore_arrays(|name, bytes| saved.copy(name, bytes))?;
         self.trainer.restore(state.trainer);
         let keeps_pool_bytes = self.keeps_pool_bytes();
-        if let (Source::Embedded(engine), Some(mut scheduler)) =
-            (&mut self.source, state.scheduler.take())
-        {
-            if keeps_pool_bytes {
-                engine.restore_pages(|index, bytes| saved.copy(&pool(index), bytes))?;
-            } else {
-                // What is not there must not be found.
-                scheduler.pool.cache.clear();
+        if let Source::Embedded(engines) = &mut self.source {
+            if state.schedulers.len() != engines.iter().len() {
+                return Err(saved.bad(format!("of {} engines", state.schedulers.len())).into());
             }
-            engine.restore(scheduler)?;
+            let each = zip(engines.iter_mut(), state.schedulers).zip((0..).map(EngineIndex::new));
+            for ((engine, mut scheduler), index) in each {
+                if keeps_pool_bytes {
+                    engine.restore_pages(|buffer, bytes| saved.copy(&pool(index, buffer), bytes))?;
+                } else {
+                    // What is not there must not be found.
+                    scheduler.pool.cache.clear();
+                }
+                engine.restore(scheduler)?;
+            }
         }
         self.index_bits = state.index_bits;
         self.floor = state.floor;
         self.weights = state.versions;
         // Of weights that were never updated the engine has this version already.
         let has = match self.source.embedded() {
-            Some(engine) => engine.version(),
+            Some(engines) => engines.first().version(),
             // A server that learns is given what the checkpoint holds.
             None if self.config.trainer.update == Update::None => Some(self.trainer.version()),
             None => None,
@@ -118,22 +128,26 @@ impl Session {
     /// same whether it was resumed or not. Servers draw their own noise.
     #[must_use]
     pub fn resume_exact(&self) -> bool {
-        self.source.embedded().is_some_and(|engine| !engine.may_read_stale())
-            || self.keeps_pool_bytes()
+        let is_embedded = self.source.embedded().is_some();
+        is_embedded && !self.embedded().any(Engine::may_read_stale) || self.keeps_pool_bytes()
     }
 
-    fn weights_held(&self) -> Option<u64> {
-        self.source.embedded().map(|engine| combine_fingerprints(engine.fingerprints()))
+    fn weights_held(&self) -> Vec<u64> {
+        self.embedded().map(|engine| combine_fingerprints(engine.fingerprints())).collect()
     }
 
     /// Nobody misses bytes that nobody reads.
     fn keeps_pool_bytes(&self) -> bool {
-        self.source.embedded().is_some_and(|engine| {
-            engine.may_read_stale() && engine.page_bytes() <= self.config.checkpoint.pool_bytes_max
-        })
+        let bytes: u64 = self.embedded().map(Engine::page_bytes).sum();
+        let is_missed = self.embedded().any(Engine::may_read_stale);
+        is_missed && bytes <= self.config.checkpoint.pool_bytes_max
+    }
+
+    fn embedded(&self) -> impl Iterator<Item = &Engine> {
+        self.source.embedded().into_iter().flat_map(Engines::iter)
     }
 }
 
-fn pool(buffer: usize) -> String {
-    format!("pool.{buffer}")
+fn pool(engine: EngineIndex, buffer: usize) -> String {
+    format!("pool.{engine}.{buffer}")
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 
 use super::{leg, sequence, Session};
-use crate::base::{Contract, LogProb, RequestId, TokenId};
+use crate::base::{Contract, EngineIndex, LogProb, RequestId, TokenId};
 use crate::engine::Forced;
 use crate::gap::{self, Pairs, Probe, Probes, Refit, Row, UnlikeMode, WeightsOf, REFIT_LEAVES};
 use crate::ops::sampling::Sampler;
@@ -55,19 +55,16 @@ impl Session {
     fn probe(&self, rollouts: &[Rollout], chosen: &[usize]) -> Result<Probes> {
         let all: Vec<Sequence> = rollouts.iter().map(sequence).collect();
         let packs = self.trainer.packs(&all);
-        let looked: Vec<&Sequence> = chosen.iter().map(|&index| &all[index]).collect();
-        let together = match looked.len() {
-            0 | 1 => None,
-            _ => self.decode_again(&looked),
-        };
+        let together = self.decode_together(rollouts, &all, chosen);
         let mut requests = Vec::with_capacity(chosen.len());
-        for (at, &index) in chosen.iter().enumerate() {
+        for (&index, together) in chosen.iter().zip(together) {
             let alone = std::slice::from_ref(&all[index]);
-            let decoded = self.decode_again(&[&all[index]]).map(|mut one| one.remove(0));
+            let done = &rollouts[index].completion;
+            let decoded = self.decode_again(done.engine, &[&all[index]]);
             requests.push(Probe {
-                request: rollouts[index].completion.id,
-                decode_again: decoded.map(leg),
-                decode_together: together.as_ref().map(|scores| leg(scores[at].iter().copied())),
+                request: done.id,
+                decode_again: decoded.map(|mut one| leg(one.remove(0))),
+                decode_together: together.map(leg),
                 trainer_again: None,
                 trainer_alone: Some(self.trainer_scores(alone)?.remove(0)),
                 prefill_trainer: None,
@@ -94,9 +91,34 @@ impl Session {
         Ok(Probes { requests, packs })
     }
 
+    /// The chosen ones side by side, those of each engine in a scratch pool of its own; `None` of
+    /// one that would be alone there.
+    fn decode_together(
+        &self,
+        rollouts: &[Rollout],
+        all: &[Sequence],
+        chosen: &[usize],
+    ) -> Vec<Option<Vec<LogProb>>> {
+        let engine = |at: &usize| rollouts[chosen[*at]].completion.engine;
+        let mut together = vec![None; chosen.len()];
+        for index in (0..chosen.len()).map(|at| engine(&at)).collect::<BTreeSet<_>>() {
+            let own: Vec<usize> = (0..chosen.len()).filter(|at| engine(at) == index).collect();
+            let looked: Vec<&Sequence> = own.iter().map(|&at| &all[chosen[at]]).collect();
+            if looked.len() > 1 {
+                let scores = self.decode_again(index, &looked).into_iter().flatten();
+                own.iter().zip(scores).for_each(|(&at, scores)| together[at] = Some(scores));
+            }
+        }
+        together
+    }
+
     /// Side by side in one scratch pool; `None` where the engine cannot be made to.
-    fn decode_again(&self, sequences: &[&Sequence]) -> Option<Vec<Vec<LogProb>>> {
-        let engine = self.source.embedded()?;
+    fn decode_again(
+        &self,
+        engine: EngineIndex,
+        sequences: &[&Sequence],
+    ) -> Option<Vec<Vec<LogProb>>> {
+        let engine = self.source.engine(engine)?;
         let forced: Vec<Forced<'_>> = sequences
             .iter()
             .map(|one| Forced { tokens: &one.tokens, prompt_len: one.prompt_len })

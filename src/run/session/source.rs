@@ -1,4 +1,4 @@
-//! Where completions come from: the embedded engine, or servers.
+//! Where completions come from: the embedded engines, or servers.
 
 use std::fs;
 use std::iter::zip;
@@ -9,12 +9,13 @@ use anyhow::{ensure, Context, Result};
 use super::{requests, sequence, Session};
 use crate::base::{Contract, RequestId, Step, TokenId};
 use crate::config::{Config, Dtype, ServersConfig, Sleep};
-use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest, Moment};
+use crate::engine::{self, measured_memory, Completion, Engine, GenerationRequest};
 use crate::gap::Floor;
 use crate::model::{save_folder, Numerics, Plan};
 use crate::ops::array::Device;
 use crate::rollout::http::{ServerError, Servers, Terms, Waiting};
-use crate::rollout::{Draw, Rollout, Source};
+use crate::rollout::{Draw, Engines, Rollout, Source, Tell};
+use crate::run::device;
 use crate::run::interrupt::{self, Interrupted};
 use crate::run::launch::Launched;
 use crate::run::memory::MemoryPlan;
@@ -40,20 +41,24 @@ const fn healthy_max(dtype: Dtype) -> f64 {
     }
 }
 
-/// An embedded engine with the trainer's weights. Where the device's memory gives the number of
-/// blocks, `measured` is what it gave before.
+/// The embedded engines with the trainer's weights. Where the device's memory gives the number of
+/// blocks, which is one for all, `measured` is what it gave before.
 pub(super) fn embedded(
     config: &Config,
     (plan, num): (&Plan, Numerics),
     (device, free): (&Device, Option<u64>),
     weights: WeightSet,
     measured: Option<u32>,
-) -> Result<Engine> {
+) -> Result<Engines> {
     let knobs = &config.engine;
     let layout = engine::layout(plan, &num, knobs)?;
     let num_blocks = match measured {
         Some(as_before) if knobs.is_measured() => as_before,
-        _ => layout.num_blocks(&measured_memory(device, plan, &num, knobs, &weights.units)?)?,
+        _ => {
+            let sharing = device::engines_on_one(knobs);
+            let units = &weights.units;
+            layout.num_blocks(&measured_memory(device, plan, &num, knobs, sharing, units)?)?
+        }
     };
     if knobs.is_measured() {
         // Only now the pool is known.
@@ -61,10 +66,15 @@ pub(super) fn embedded(
         MemoryPlan::of(plan, config, Some(pool)).check(free)?;
     }
     let (contract, seed) = (config.contract(), config.seed);
-    let (plan, knobs) = (plan.clone(), knobs.clone());
-    let mut engine = Engine::with_blocks(device, plan, num, knobs, contract, seed, num_blocks)?;
-    engine.load(weights.version, weights.units)?;
-    Ok(engine)
+    let engine = |device: &Device| {
+        let (plan, knobs) = (plan.clone(), knobs.clone());
+        Engine::with_blocks(device, plan, num, knobs, contract, seed, num_blocks)
+    };
+    let devices = device::of_engines(device, knobs)?;
+    let all = devices.iter().map(engine).collect::<Result<_, _>>()?;
+    let mut engines = Engines::new(all, device::placement(knobs));
+    engines.load(weights.version, weights.units)?;
+    Ok(engines)
 }
 
 /// Clients of every server.
@@ -123,13 +133,22 @@ fn replace_weights(folder: &Path, plan: &Plan, master: &[Vec<f32>], dtype: Dtype
 }
 
 impl Session {
-    /// The embedded engine.
+    /// The embedded engines.
     ///
     /// # Panics
     /// On a run of servers, which whatever looks into an engine refuses first.
     #[must_use]
-    pub fn engine(&self) -> &Engine {
+    pub fn engines(&self) -> &Engines {
         self.source.embedded().expect("runs of servers are refused by what looks into an engine")
+    }
+
+    /// The first embedded engine, for what is the same of all.
+    ///
+    /// # Panics
+    /// As [`Self::engines`].
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        self.engines().first()
     }
 
     /// One completion a request, in their order.
@@ -137,17 +156,18 @@ impl Session {
         &mut self,
         step: Step,
         asked: Vec<GenerationRequest>,
-        tell: &mut dyn FnMut(Moment<'_>),
+        tell: Tell<'_>,
     ) -> Result<Vec<Completion>> {
         match &mut self.source {
-            Source::Embedded(engine) => {
-                engine.wake()?;
-                let completions = engine.generate_told(asked, tell)?;
-                match self.config.engine.sleep {
-                    Sleep::Off => {}
-                    Sleep::KeepPool => engine.sleep(true),
-                    Sleep::DropPool => engine.sleep(false),
-                }
+            Source::Embedded(engines) => {
+                engines.iter_mut().try_for_each(Engine::wake)?;
+                let completions = engines.generate_told(asked, tell)?;
+                let keep_pool = match self.config.engine.sleep {
+                    Sleep::Off => return Ok(completions),
+                    Sleep::KeepPool => true,
+                    Sleep::DropPool => false,
+                };
+                engines.iter_mut().for_each(|engine| engine.sleep(keep_pool));
                 Ok(completions)
             }
             Source::Servers(_) => {
@@ -208,13 +228,13 @@ impl Session {
         work(servers, &Patience(launched)).map_err(|error| failed(error, launched, "a step"))
     }
 
-    /// Gives the engine the trainer's weights as they are now.
+    /// Gives the engines the trainer's weights as they are now.
     pub(in crate::run) fn hand_over(&mut self) -> Result<()> {
         match &mut self.source {
-            Source::Embedded(engine) => {
-                engine.drop_weights();
+            Source::Embedded(engines) => {
+                engines.iter_mut().for_each(Engine::drop_weights);
                 let weights = self.trainer.hand_over()?;
-                engine.load(weights.version, weights.units)?;
+                engines.load(weights.version, weights.units)?;
             }
             Source::Servers(servers) => {
                 let folder = self.config.engine.servers.as_ref();

@@ -1,7 +1,7 @@
 use super::super::super::parquet::{write_rollouts, write_tokens};
 use super::super::testing::{done, row};
 use super::*;
-use crate::base::{Contract, EngineStep, TokenId, WeightVersion};
+use crate::base::{Contract, EngineIndex, EngineStep, TokenId, WeightVersion};
 use crate::engine::{Completion, FinishReason, Phase, SampledToken};
 use crate::rollout::Rollout;
 
@@ -21,6 +21,7 @@ fn rollout(idx: u32, gap: f32, text: &str) -> Rollout {
     Rollout {
         completion: Completion {
             id: RequestId::new(2, 0, idx),
+            engine: EngineIndex::default(),
             prompt: vec![TokenId::new(idx)],
             tokens: vec![sampled(5), sampled(6), sampled(7)],
             finish_reason: FinishReason::Length,

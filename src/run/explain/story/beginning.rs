@@ -33,12 +33,16 @@ impl Life<'_> {
     /// Who it is.
     fn asked(&self) -> String {
         let (done, rollout) = (self.done(), &self.rollouts[self.index]);
-        let before = self.rollouts.iter().filter(|other| other.completion.id < done.id).count();
+        let completions = self.rollouts.iter().map(|other| &other.completion);
+        let beside = completions.filter(|other| other.engine == done.engine);
+        let before = beside.clone().filter(|other| other.id < done.id).count();
+        let several = self.session.engines().iter().len() > 1;
+        let there = if several { format!(" on engine {}", done.engine) } else { String::new() };
         format!(
-            "{} is one of {} of step {}, the {} to arrive: {} ending in {}, to which it sampled \
-             {}, {}.",
+            "{} is one of {} of step {}{there}, the {} to arrive: {} ending in {}, to which it \
+             sampled {}, {}.",
             done.id,
-            counted(self.rollouts.len() as u64, "request"),
+            counted(beside.count() as u64, "request"),
             self.comparison.step,
             ordinal(before as u64 + 1),
             counted(done.prompt.len() as u64, "prompt token"),
