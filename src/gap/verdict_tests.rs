@@ -88,6 +88,26 @@ fn different_weights_are_named_with_both_fingerprints() {
 /// The trainer's values stand one position to the left of the rollout's (modelscope/ms-swift#8427),
 /// and to the right.
 #[test]
+fn weights_of_one_engine_are_told_of_it() {
+    let stale = |index, engine| {
+        let mut record = broken(index);
+        record.completion.engine_fingerprint = Some(0xabc);
+        record.completion.engine = EngineIndex::new(engine);
+        record
+    };
+    let findings = judge(&[stale(0, 1), stale(1, 1), clean(2)], 0.0, &[]);
+    assert_eq!(kinds(&findings), [FindingKind::WeightsNotSynced]);
+    assert_eq!(findings[0].engine, Some(EngineIndex::new(1)));
+    let starts = "engine 1: the engine sampled with weights 0000000000000abc";
+    assert!(findings[0].message.starts_with(starts), "{}", findings[0].message);
+
+    let findings = judge(&[stale(0, 1), stale(1, 0), clean(2)], 0.0, &[]);
+    assert_eq!(kinds(&findings), [FindingKind::WeightsNotSynced]);
+    assert_eq!(findings[0].engine, None, "it is both engines'");
+    assert!(findings[0].message.starts_with("the engine sampled"), "{}", findings[0].message);
+}
+
+#[test]
 fn k17_a_shift_is_named_with_its_direction() {
     let (rollout_side, trainer_side) = ([-0.1, -2.0, -0.3, -1.5], [-2.0, -0.3, -1.5, -0.7]);
     for (decode, trainer, lag, side) in [

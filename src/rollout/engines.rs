@@ -66,6 +66,11 @@ impl Engines {
         self.all.iter_mut()
     }
 
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        self.placement
+    }
+
     /// For what is the same of all: the layout, the number of blocks, the model.
     #[must_use]
     pub fn first(&self) -> &Engine {

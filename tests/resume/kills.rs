@@ -10,7 +10,9 @@ use rustix::process::{kill_process, Pid, Signal};
 
 use crate::common::records::assert_same_records;
 use crate::common::run::read_json;
-use crate::{kill, wait_until, Case, ASLEEP, CACHED, FAST, STALE, SWEEP, TRAINING, WRAPPED};
+use crate::{
+    kill, wait_until, Case, ASLEEP, CACHED, FAST, STALE, SWEEP, TRAINING, TWO_ENGINES, WRAPPED,
+};
 
 /// Bytes of all that a process writes step by step.
 fn written(folder: &Path) -> u64 {
@@ -75,6 +77,11 @@ fn a_prefix_cache_that_outlives_its_weights() {
 #[test]
 fn a_pool_that_is_dropped_between_steps() {
     check(&ASLEEP, 5, 6);
+}
+
+#[test]
+fn stale_reads_of_two_engines() {
+    check(&TWO_ENGINES, 6, 7);
 }
 
 #[test]

@@ -109,6 +109,22 @@ const ASLEEP: Case<'_> = Case {
     ],
 };
 
+/// Of two engines, each of which reads what its own step before left.
+const TWO_ENGINES: Case<'_> = Case {
+    args: ["run", SUMS],
+    set: &[
+        "steps=30",
+        "checkpoint.every=3",
+        "trainer.update=adamw",
+        "trainer.learning_rate=1e-2",
+        "trainer.weight_decay=0.5",
+        "engine.replicas=2",
+        "engine.num_gpu_blocks_override=40",
+        "engine.batch_split=scheduled_tokens",
+        "engine.max_num_batched_tokens=16",
+    ],
+};
+
 const SWEEP: Case<'_> = Case {
     args: ["sweep", "tests/fixtures/sweep.toml"],
     set: &["steps=24", "checkpoint.every=2", "sweep.stop_after_spikes=9"],

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::common::records::{assert_same, assert_same_records, records};
 use crate::common::run::{gapscope, read_json, SUMS};
-use crate::{kill, refusal, wait_until, Case, STALE, SWEEP};
+use crate::{kill, refusal, wait_until, Case, STALE, SWEEP, TWO_ENGINES};
 
 /// A run's end, and what one that was killed behind its second checkpoint has left.
 struct Pair {
@@ -217,6 +217,28 @@ fn a_pool_too_large_to_keep_is_not_exact() {
 
     let other = Pair::of(&STALE);
     assert_eq!(exact(&other.whole), true);
+}
+
+/// A checkpoint has the bytes of each engine's pool under its name, and they matter.
+#[test]
+fn every_engines_pool_is_kept() {
+    let pair = Pair::of(&TWO_ENGINES);
+    let latest = fs::read(&checkpoints(&pair.killed)[0]).expect("a checkpoint");
+    let pools = |bytes: &[u8], engine: u32| {
+        let name = format!("\"pool.{engine}.");
+        bytes.windows(name.len()).filter(|part| *part == name.as_bytes()).count()
+    };
+    assert_eq!(pools(&latest, 0), pools(&latest, 1));
+    assert!(pools(&latest, 0) > 0 && pools(&latest, 2) == 0);
+    TWO_ENGINES.succeed(&pair.killed, &["--resume"]);
+    assert_same_records(&pair.killed, &pair.whole);
+
+    let case =
+        Case { set: &[TWO_ENGINES.set, &["checkpoint.pool_bytes_max=1KiB"]].concat(), ..TWO_ENGINES };
+    let pair = Pair::of(&case);
+    case.succeed(&pair.killed, &["--resume"]);
+    let rows = |run: &Path| fs::read_to_string(run.join("steps.jsonl")).expect("a file");
+    assert_ne!(rows(&pair.whole), rows(&pair.killed), "stale reads find other bytes");
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn message(found: &[Conflict]) -> String {
 mod tests {
     use super::super::{verdict, Evidence};
     use super::*;
-    use crate::base::{Step, WeightVersion};
+    use crate::base::{EngineIndex, Step, WeightVersion};
     use crate::engine::{CachedBlock, TakenBlock};
     use crate::gap::pair::{pair, Legs};
     use crate::gap::testing::rollout;
@@ -167,6 +167,13 @@ mod tests {
             "block 9 has two owners at once: request s1.p0.r0 found it as cached, filled by \
              s3.p0.r2, request s1.p0.r1 took it in engine step 2"
         );
+    }
+
+    #[test]
+    fn a_block_of_another_engine_is_another_block() {
+        let mut elsewhere = taken(1, 9, 2);
+        elsewhere.completion.engine = EngineIndex::new(1);
+        assert_eq!(judge(&[victim(), elsewhere]).kind, FindingKind::Unexplained);
     }
 
     #[test]

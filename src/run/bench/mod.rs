@@ -134,6 +134,11 @@ impl Measured {
         let each = |tokens: u64| tokens as f64 / requests as f64;
         let (prompt, new) = (each(tokens - sampled), each(sampled));
         writeln!(text, "requests    {requests} a step, {prompt} + {new} tokens on average")?;
+        let engines = self.steps[0].engine.iter().map(|step| step.engine).max();
+        if let Some(last) = engines.filter(|last| last.get() > 0) {
+            let engines = last.get() + 1;
+            writeln!(text, "engines     {engines}, of one of which decode, prefill and host work are")?;
+        }
         write!(text, "{}", self.work)?;
         self.write_rates(&mut text)?;
         self.write_host_work(&mut text)?;
@@ -266,6 +271,23 @@ mod tests {
             "host", "one", "generate", "score", "check", "train", "hand",
         ];
         assert_eq!(rows, expected, "{text}");
+    }
+
+    #[test]
+    fn several_engines_are_timed_each_by_itself() {
+        let set = ["name=bench-engines", "engine.replicas=2"].map(str::to_owned);
+        let config = config::parse(SMALL, "test.toml", &set).expect("a valid config");
+        let found = measured(&config).expect("it runs");
+        for timed in &found.steps {
+            // Two waves of four requests for the prompts 0 and 2, one for prompt 1.
+            for (engine, waves) in [(0, 2), (1, 1)] {
+                let own = timed.engine.iter().filter(|step| step.engine.get() == engine);
+                let decodes: Vec<usize> = own.map(|step| step.decodes).collect();
+                assert_eq!(decodes, [0, 4, 4, 4, 4, 4].repeat(waves));
+            }
+        }
+        let text = found.to_text().expect("it writes");
+        assert!(text.contains("\nengines     2, of one of which decode"), "{text}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One step of the loop against the clock: its verbs, and each step of the engine within it.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -9,15 +10,17 @@ use super::machine::Machine;
 use crate::base::{EngineIndex, Step};
 use crate::config::Update;
 use crate::engine::Moment;
+use crate::rollout::Placement;
 use crate::run::recorder::Recorder;
 use crate::run::session::Session;
 
 /// A backward is two forwards, after the forward itself and the one that it recomputes.
 const FORWARDS_A_TRAINED_TOKEN: f64 = 4.0;
 
-/// One step of the engine.
+/// One step of an engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineStep {
+    pub engine: EngineIndex,
     pub decodes: usize,
     pub prefills: usize,
     pub load: Load,
@@ -49,7 +52,9 @@ pub(super) struct Parts {
 /// What one step of the loop took.
 pub(super) struct Timed {
     pub parts: Parts,
+    /// Of all engines, as they came to an end.
     pub engine: Vec<EngineStep>,
+    pub placement: Placement,
     pub requests: usize,
     /// Tokens of all completions.
     pub sampled: u64,
@@ -99,7 +104,7 @@ impl Timed {
             device.wait();
             watch.lap()
         };
-        let engines = session.engines().iter().len();
+        let (engines, placement) = (session.engines().iter().len(), session.engines().placement());
         let mut note = note_steps(work, &mut engine, engines);
         let mut rollouts = session.generate_told(step, &mut note)?;
         drop(note);
@@ -121,7 +126,7 @@ impl Timed {
         let sampled = rollouts.iter().map(|r| r.completion.tokens.len() as u64).sum();
         let prompts: u64 = rollouts.iter().map(|r| r.completion.prompt.len() as u64).sum();
         let (requests, tokens) = (rollouts.len(), sampled + prompts);
-        Ok(Self { parts, engine, requests, sampled, tokens })
+        Ok(Self { parts, engine, placement, requests, sampled, tokens })
     }
 
     /// Engine steps of as many decodes as ever ran together, and of nothing else.
@@ -144,7 +149,14 @@ impl Timed {
 
     /// Sampled tokens a second from the prompts to the last completion.
     pub(super) fn generate(&self, work: &Work, machine: &Machine) -> Rate {
-        let floor_s: f64 = self.engine.iter().map(|step| work.floor_s(step.load, machine)).sum();
+        let mut floors_s: BTreeMap<EngineIndex, f64> = BTreeMap::new();
+        for step in &self.engine {
+            *floors_s.entry(step.engine).or_default() += work.floor_s(step.load, machine);
+        }
+        let floor_s = match self.placement {
+            Placement::OneEach => floors_s.into_values().fold(0.0, f64::max),
+            Placement::SharedCpu | Placement::SharedGpu => floors_s.into_values().sum(),
+        };
         let sampled = self.sampled as f64;
         Rate { per_s: sampled / self.parts.generate, floor: sampled / floor_s }
     }
@@ -192,7 +204,7 @@ fn note_steps<'a>(
             Moment::Built(batch) => {
                 let (decodes, rows) = (batch.num_decodes, batch.rows.len());
                 let (prefills, load) = (rows - decodes, work.of_batch(batch));
-                *now = EngineStep { decodes, prefills, load, build_s: lap, ..*now };
+                *now = EngineStep { engine, decodes, prefills, load, build_s: lap, ..*now };
                 // What it took to look at the batch is nobody's.
                 watch.lap();
             }

@@ -1,4 +1,4 @@
-use crate::base::{BlockId, CompletionIndex, EngineStep, Generation, LogProb, RequestId, Step};
+use crate::base::{BlockId, CompletionIndex, EngineIndex, EngineStep, Generation, LogProb, PromptId, RequestId, Step};
 use crate::engine::{Life, Phase, StateBlock};
 use crate::gap::pair::{pair, Legs};
 use crate::gap::place::shift;
@@ -310,6 +310,63 @@ fn where_all_are_bad_only_an_earlier_step_tells_the_width() {
     ] {
         let findings = judge(records, Some(view()), known);
         assert_eq!(kinds(&findings), [expected], "{} {known:?}", records.len());
+    }
+}
+
+/// The records of another step like this one, of engine 1 and with numbers of their own.
+fn on_another_engine(records: Vec<Rollout>) -> impl Iterator<Item = Rollout> {
+    records.into_iter().map(|mut record| {
+        record.completion.engine = EngineIndex::new(1);
+        record.completion.id.prompt_id = PromptId::new(1);
+        record
+    })
+}
+
+#[test]
+fn each_engine_is_told_of_by_itself() {
+    let first = overwritten();
+    let both: Vec<Rollout> =
+        first.iter().cloned().chain(on_another_engine(overwritten())).collect();
+    let findings = judge(&both, Some(view()), None);
+    assert_eq!(kinds(&findings), [FindingKind::AddressWrap; 2]);
+    let alone = &judge(&first, Some(view()), None)[0];
+    assert_eq!((alone.engine, alone.message.contains("engine 0")), (None, false));
+    for (found, engine) in findings.iter().zip(0..) {
+        assert_eq!(found.engine, Some(EngineIndex::new(engine)));
+        let id = |index| RequestId::new(1, engine, index);
+        assert_eq!(found.requests, [3, 4, 5, 6].map(id));
+        let by = format!("block 1 of {} was overwritten by block 1366 of {}", id(6), id(4));
+        let starts = format!("engine {engine}: block 1366 is the first whose state address wraps");
+        assert!(found.message.starts_with(&starts), "{}", found.message);
+        assert!(found.message.contains(&by), "{}", found.message);
+    }
+}
+
+#[test]
+fn a_store_of_another_engine_overwrites_nothing() {
+    let mut records = overwritten();
+    let victim = records.remove(6);
+    records.extend(on_another_engine(vec![victim]));
+    let findings = judge(&records, Some(view()), None);
+    assert_eq!(kinds(&findings), [FindingKind::AddressWrap, FindingKind::Unexplained]);
+    assert_eq!(findings[1].engine, Some(EngineIndex::new(1)));
+    assert_eq!(findings[1].requests, [RequestId::new(1, 1, 6)]);
+}
+
+/// Where all of an engine are bad, another one's records show the width.
+#[test]
+fn one_engine_shows_the_width_for_all() {
+    for all_bad_first in [false, true] {
+        let (told, all_bad) = (overwritten(), overwritten().split_off(3));
+        let records: Vec<Rollout> = match all_bad_first {
+            false => told.into_iter().chain(on_another_engine(all_bad)).collect(),
+            true => all_bad.into_iter().chain(on_another_engine(told)).collect(),
+        };
+        let findings = judge(&records, Some(view()), None);
+        assert_eq!(kinds(&findings), [FindingKind::AddressWrap; 2], "{all_bad_first}");
+        let engines = findings.iter().map(|found| found.engine.map(EngineIndex::get));
+        assert_eq!(engines.collect::<Vec<_>>(), [Some(0), Some(1)]);
+        assert!(findings.iter().all(|found| found.index_bits == Some(22)));
     }
 }
 
