@@ -218,7 +218,8 @@ fn a_run_of_two_engines_says_whose_everything_is() {
     assert_eq!((taken, laps), ([200.0, 120.0, 80.0], [1.5, 1.5, 1.0]));
 
     let findings = read_json(&run.folder.findings());
-    let whose: Vec<_> = findings.as_array().expect("findings").iter().map(|f| &f["engine"]).collect();
+    let whose: Vec<_> =
+        findings.as_array().expect("findings").iter().map(|f| &f["engine"]).collect();
     assert_eq!(whose, [0, 1]);
     let report = fs::read_to_string(run.folder.report()).expect("a page");
     for says in ["<h2>Engines</h2>", "engine 1: block 683 is the first", " of engine "] {
@@ -239,9 +240,10 @@ fn a_run_of_two_engines_says_whose_everything_is() {
         .map(|(step, engine)| (step.as_u64().expect("a count"), engine.as_u64().expect("a count")))
         .collect();
     assert!(places.is_sorted() && places.iter().any(|(_, engine)| *engine == 1));
-    for (step, row) in steps.iter().flat_map(|step| {
-        step["rows"].as_array().expect("rows").iter().map(move |row| (step, row))
-    }) {
+    for (step, row) in steps
+        .iter()
+        .flat_map(|step| step["rows"].as_array().expect("rows").iter().map(move |row| (step, row)))
+    {
         let request: RequestId = row["request"].as_str().expect("an id").parse().expect("an id");
         assert_eq!(step["engine"], dealt(request, 2).get());
     }
@@ -249,7 +251,8 @@ fn a_run_of_two_engines_says_whose_everything_is() {
     let told = gapscope().arg("explain").arg(run.root()).args(["--step", "9"]).output();
     let told = String::from_utf8(told.expect("starts").stdout).expect("UTF-8");
     let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
-    for says in ["is one of 16 requests of step 9 on engine 1, the ", "engine 1: block 683 is the"] {
+    for says in ["is one of 16 requests of step 9 on engine 1, the ", "engine 1: block 683 is the"]
+    {
         assert!(told.contains(says), "{says}: {told}");
     }
 }

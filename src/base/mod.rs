@@ -12,8 +12,8 @@ mod rng;
 pub use contract::{Contract, LogprobsMode};
 pub use float::JsonFloat;
 pub use ids::{
-    BlockId, CompletionIndex, EngineIndex, EngineStep, Generation, GroupId, LayerId, ParseRequestIdError,
-    Position, PromptId, Rank, RequestId, Step, TokenId, WeightVersion,
+    BlockId, CompletionIndex, EngineIndex, EngineStep, Generation, GroupId, LayerId,
+    ParseRequestIdError, Position, PromptId, Rank, RequestId, Step, TokenId, WeightVersion,
 };
 pub use logprob::LogProb;
 pub use rng::{Noise, Stream};

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::base::{
-    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, TokenId, WeightVersion,
+    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, TokenId,
+    WeightVersion,
 };
 
 /// One completion asked for.

@@ -1,7 +1,8 @@
 //! Records for the tests of this room.
 
 use crate::base::{
-    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, TokenId, WeightVersion,
+    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, TokenId,
+    WeightVersion,
 };
 use crate::engine::{Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
 use crate::rollout::Rollout;

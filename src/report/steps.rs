@@ -19,7 +19,9 @@ pub(super) fn windows(windows: impl IntoIterator<Item = (Step, Step)>, separator
 }
 
 /// `engine 0: 12, 24; engine 1: none`; nothing of no engine.
-pub(super) fn of_engines<'a>(each: impl Iterator<Item = (EngineIndex, &'a [Step])>) -> Option<String> {
+pub(super) fn of_engines<'a>(
+    each: impl Iterator<Item = (EngineIndex, &'a [Step])>,
+) -> Option<String> {
     let one = |(engine, steps): (EngineIndex, &[Step])| {
         let steps = step_ranges(steps, ", ");
         format!("engine {engine}: {}", if steps.is_empty() { "none" } else { &steps })

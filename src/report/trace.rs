@@ -47,7 +47,11 @@ pub fn write_trace(txt: &Path, jsonl: &Path, of: &TraceOf<'_>) -> Result<(), Rep
     let is_of_several = of.is_of_several_engines();
     let tables = of.trace.steps.iter().map(|step| {
         let table = table(of.parts, step);
-        if is_of_several { format!("\nengine {}{table}", step.engine) } else { table }
+        if is_of_several {
+            format!("\nengine {}{table}", step.engine)
+        } else {
+            table
+        }
     });
     let cut =
         |left_out| format!("\ncut here: {left_out} more engine steps are over trace.max_bytes\n");

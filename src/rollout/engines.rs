@@ -57,7 +57,7 @@ impl Engines {
     }
 
     /// In the order of their indices.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Engine> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Engine> + Clone {
         self.all.iter()
     }
 
@@ -125,11 +125,7 @@ impl Engines {
     ///
     /// # Errors
     /// As [`Engine::load`].
-    pub fn load(
-        &mut self,
-        version: WeightVersion,
-        units: Vec<Weights>,
-    ) -> Result<(), EngineError> {
+    pub fn load(&mut self, version: WeightVersion, units: Vec<Weights>) -> Result<(), EngineError> {
         // Clones share the memory.
         for (index, engine) in self.all.iter_mut().enumerate() {
             let own = match self.placement {

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use anyhow::Result;
 
 use super::memory::MemoryPlan;
-use super::{device, parts};
 use super::predict::{foretold_spikes, predict, Outline, NOT_OF_SERVERS, NOT_WITH_A_CACHE};
+use super::{device, parts};
 use crate::config::{Arithmetic, Config, Dtype, ServersConfig};
 use crate::engine::{self, Layout};
 use crate::model::{ExpertsShape, FeedForwardKind, MixerKind, Numerics, Plan};
@@ -134,12 +134,20 @@ pub fn dry_run(config: &Config) -> Result<String> {
 
 /// Of a number that every engine has.
 fn each(config: &Config) -> &'static str {
-    if config.engine.replicas > 1 { " in each pool" } else { "" }
+    if config.engine.replicas > 1 {
+        " in each pool"
+    } else {
+        ""
+    }
 }
 
 /// Of a number that engines have their own of.
 fn most(config: &Config) -> &'static str {
-    if config.engine.replicas > 1 { ", of the engine that takes most" } else { "" }
+    if config.engine.replicas > 1 {
+        ", of the engine that takes most"
+    } else {
+        ""
+    }
 }
 
 /// Where completions come from servers, whose pools are their own business.

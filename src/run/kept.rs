@@ -181,8 +181,7 @@ fn step_blocks(
         Some(BlockGap { request, block, gap: sequence.gap()?, stale: stale(request) })
     };
     let several = session.source.embedded().is_some_and(|engines| engines.iter().len() > 1);
-    let of_engine =
-        |(rollout, _): &(&Rollout, &gap::Sequence)| rollout.completion.engine == engine;
+    let of_engine = |(rollout, _): &(&Rollout, &gap::Sequence)| rollout.completion.engine == engine;
     let pairs = rollouts.iter().zip(&comparison.pairs.sequences);
     StepBlocks {
         step: comparison.step,

@@ -247,8 +247,7 @@ fn pools(under: &str, engines: &[Lap<'_>]) -> Vec<Scalar> {
             "blocks in the free list after the step; the fewest of several",
         ),
     ];
-    let tagged = |(name, value, about): (&str, _, _)| {
-        scalar(&format!("{under}/{name}"), value, about)
-    };
+    let tagged =
+        |(name, value, about): (&str, _, _)| scalar(&format!("{under}/{name}"), value, about);
     rows.map(tagged).into()
 }

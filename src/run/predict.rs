@@ -84,7 +84,11 @@ pub(super) fn predict(
     let first = first.filter(|block| block.get() < *num_blocks);
     let mut engines = all.predictions(config, outline, first, steps);
     let most = |most: usize, at: usize| {
-        if engines[at].laps > engines[most].laps { at } else { most }
+        if engines[at].laps > engines[most].laps {
+            at
+        } else {
+            most
+        }
     };
     let busiest = engines[(0..engines.len()).fold(0, most)].clone();
     if engines.len() == 1 {

@@ -31,7 +31,8 @@ use crate::gap::{
 use crate::model::{combine_fingerprints, Numerics, Plan, HEAD};
 use crate::ops::array::Device;
 use crate::rollout::{
-    advantages, mask_by_end, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Source, Task, Tell,
+    advantages, mask_by_end, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Source, Task,
+    Tell,
 };
 use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
 

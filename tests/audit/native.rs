@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use gapscope::base::{Contract, EngineIndex, EngineStep, LogProb, RequestId, Step, TokenId, WeightVersion};
+use gapscope::base::{
+    Contract, EngineIndex, EngineStep, LogProb, RequestId, Step, TokenId, WeightVersion,
+};
 use gapscope::engine::{Completion, FinishReason, Phase, SampledToken};
 use gapscope::report::parquet::{write_rollouts, write_tokens};
 use gapscope::report::RunFolder;

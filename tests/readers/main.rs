@@ -13,7 +13,8 @@ use std::path::Path;
 use std::process::Command;
 
 use gapscope::base::{
-    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, Step, TokenId, WeightVersion,
+    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, RequestId, Step, TokenId,
+    WeightVersion,
 };
 use gapscope::engine::{
     CachedBlock, Completion, FinishReason, Life, Phase, SampledToken, StateBlock,

@@ -233,8 +233,10 @@ fn every_engines_pool_is_kept() {
     TWO_ENGINES.succeed(&pair.killed, &["--resume"]);
     assert_same_records(&pair.killed, &pair.whole);
 
-    let case =
-        Case { set: &[TWO_ENGINES.set, &["checkpoint.pool_bytes_max=1KiB"]].concat(), ..TWO_ENGINES };
+    let case = Case {
+        set: &[TWO_ENGINES.set, &["checkpoint.pool_bytes_max=1KiB"]].concat(),
+        ..TWO_ENGINES
+    };
     let pair = Pair::of(&case);
     case.succeed(&pair.killed, &["--resume"]);
     let rows = |run: &Path| fs::read_to_string(run.join("steps.jsonl")).expect("a file");

@@ -12,8 +12,8 @@ use ::parquet::file::writer::SerializedColumnWriter;
 use ::parquet::schema::types::{Type, TypePtr};
 
 use crate::base::{
-    BlockId, EngineIndex, EngineStep, Generation, LogProb, ParseRequestIdError, Position, PromptId, RequestId,
-    Step, TokenId, WeightVersion,
+    BlockId, EngineIndex, EngineStep, Generation, LogProb, ParseRequestIdError, Position, PromptId,
+    RequestId, Step, TokenId, WeightVersion,
 };
 
 /// A cell as Parquet's crate holds it.

@@ -5,7 +5,9 @@ use std::path::Path;
 use super::super::ReportError;
 use super::column::{full_list, list, optional, required, Column};
 use super::table::{self, Table};
-use crate::base::{BlockId, EngineIndex, Generation, LogprobsMode, RequestId, TokenId, WeightVersion};
+use crate::base::{
+    BlockId, EngineIndex, Generation, LogprobsMode, RequestId, TokenId, WeightVersion,
+};
 use crate::rollout::Rollout;
 
 /// A row of `rollouts/step-NNNNN.parquet`; its fields are the columns, in their order.

@@ -3,8 +3,8 @@ use std::fs;
 use super::table::Table;
 use super::*;
 use crate::base::{
-    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, LogprobsMode, Position, RequestId, TokenId,
-    WeightVersion,
+    BlockId, Contract, EngineIndex, EngineStep, Generation, LogProb, LogprobsMode, Position,
+    RequestId, TokenId, WeightVersion,
 };
 use crate::engine::{CachedBlock, Completion, FinishReason, Life, Phase, SampledToken, StateBlock};
 use crate::rollout::Rollout;

@@ -137,7 +137,10 @@ impl Measured {
         let engines = self.steps[0].engine.iter().map(|step| step.engine).max();
         if let Some(last) = engines.filter(|last| last.get() > 0) {
             let engines = last.get() + 1;
-            writeln!(text, "engines     {engines}, of one of which decode, prefill and host work are")?;
+            writeln!(
+                text,
+                "engines     {engines}, of one of which decode, prefill and host work are"
+            )?;
         }
         write!(text, "{}", self.work)?;
         self.write_rates(&mut text)?;

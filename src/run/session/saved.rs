@@ -93,7 +93,8 @@ impl Session {
             let each = zip(engines.iter_mut(), state.schedulers).zip((0..).map(EngineIndex::new));
             for ((engine, mut scheduler), index) in each {
                 if keeps_pool_bytes {
-                    engine.restore_pages(|buffer, bytes| saved.copy(&pool(index, buffer), bytes))?;
+                    engine
+                        .restore_pages(|buffer, bytes| saved.copy(&pool(index, buffer), bytes))?;
                 } else {
                     // What is not there must not be found.
                     scheduler.pool.cache.clear();

@@ -1,4 +1,7 @@
-use crate::base::{BlockId, CompletionIndex, EngineIndex, EngineStep, Generation, LogProb, PromptId, RequestId, Step};
+use crate::base::{
+    BlockId, CompletionIndex, EngineIndex, EngineStep, Generation, LogProb, PromptId, RequestId,
+    Step,
+};
 use crate::engine::{Life, Phase, StateBlock};
 use crate::gap::pair::{pair, Legs};
 use crate::gap::place::shift;
