@@ -34,8 +34,8 @@ pub struct RolloutRow {
     /// A null where the engine does not say.
     pub engine_fingerprint: Option<u64>,
     pub trainer_fingerprint: Option<u64>,
-    /// One a Mamba group, as are the next two. These and all that follow are nulls in the file where
-    /// the engine keeps no record of its own; the lists are read back as empty then.
+    /// One a Mamba group, as are the next two. These and all that follow are nulls in the file
+    /// where the engine keeps no record of its own; the lists are read back as empty then.
     pub state_blocks: Vec<BlockId>,
     pub state_block_generations: Vec<Generation>,
     /// A null is a block that nobody had before.

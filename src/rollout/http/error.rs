@@ -15,8 +15,9 @@ pub enum ServerError {
     )]
     Unlike(Box<[ServerFacts; 2]>),
     #[error(
-        "{url}: request {request} is of {prompt} prompt tokens and {new} new ones, and the server's \
-         max_model_len is {max}: start it with --max-model-len {}, or lower rollout.max_new_tokens",
+        "{url}: request {request} is of {prompt} prompt tokens and {new} new ones, and the \
+         server's max_model_len is {max}: start it with --max-model-len {}, or lower \
+         rollout.max_new_tokens",
         prompt + new
     )]
     TooLong { url: String, request: RequestId, prompt: u64, new: u64, max: u32 },
