@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a small random Llama with a tokenizer of single bytes, as vLLM and gapscope both read it.
 
-usage: tiny_llama.py DIR. Heads of 32 dimensions, the fewest that vLLM's CPU attention takes. Needs
+usage: tiny_llama.py DIR [SEED]. Heads of 32 dimensions, the fewest that vLLM's CPU attention takes. Needs
 torch, transformers and tokenizers, which every vLLM environment has."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 SPECIAL = {"pad": 256, "bos": 257, "eos": 258}
 
 
-def main(folder: str) -> None:
-    torch.manual_seed(20261130)
+def main(folder: str, seed: str = "20261130") -> None:
+    torch.manual_seed(int(seed))
     shape = LlamaConfig(
         vocab_size=272, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
@@ -34,4 +34,4 @@ def main(folder: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=text, **tokens).save_pretrained(folder)
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

@@ -52,10 +52,10 @@ class Check:
         self.log.write(text + "\n")
         self.log.flush()
 
-    def server(self, *flags: str) -> str:
+    def server(self, *flags: str, model: Path | None = None) -> str:
         """The command that starts vLLM; the wheel's own `vllm` cannot find its version."""
         words = [VENV / "bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model",
-                 self.model, "--served-model-name", "tiny", "--host", "{host}", "--port", "{port}",
+                 model or self.model, "--served-model-name", "tiny", "--host", "{host}", "--port", "{port}",
                  "--dtype", "float32", "--enforce-eager", *flags]
         return shlex.join(map(str, words))
 
@@ -114,6 +114,22 @@ def raw(check: Check) -> None:
     healthy(check, ran, "raw, temperature 1, with vLLM's own prefill as a leg")
     settings = {"rollout.temperature": 0.6, "rollout.top_p": 0.8}
     healthy(check, check.gapscope("run", "raw-cold", settings), "raw, temperature 0.6, top-p 0.8")
+
+
+def full(check: Check) -> None:
+    """Prompts and completions that fill the server's context to the last token."""
+    settings = {"check.legs": ["prefill"], "task.prompt_tokens": 16, "engine.max_model_len": 40}
+    command = {"engine.launch.command": check.server("--max-model-len", "{engine.max_model_len}")}
+    ran = check.gapscope("run", "full", settings | command)
+    healthy(check, ran, "a context of 40 for 16 tokens and 24")
+    row = json.loads((ran.folder / "steps.jsonl").read_text().splitlines()[0])
+    compared = row["gap_detail/decode_prefill/n_tokens"]
+    check.claim(compared == TOKENS, f"vLLM's own prefill has all of them: {compared:.0f}")
+
+    settings["rollout.max_new_tokens"] = 25
+    command = {"engine.launch.command": check.server("--max-model-len", "40")}
+    ran = check.gapscope("run", "too-long", settings | command | {"engine.max_model_len": 41}, code=1)
+    check.claim("start it with --max-model-len 41" in ran.text, "one more: refused, the fix named")
 
 
 PROCESSED = ("--logprobs-mode", "processed_logprobs")
@@ -226,16 +242,19 @@ def audit(check: Check) -> None:
 
 
 def learns(check: Check) -> None:
-    """Updates: new weights reach the server through its model folder."""
+    """New weights reach the server through its model folder, which held others at its start."""
+    served = check.out / "served"
+    subprocess.run([VENV / "bin/python", HERE / "tiny_llama.py", served, "7"], check=True)
     # No answer of random weights is right, so that it is decay alone that moves them.
     settings = {"trainer.update": "adamw", "trainer.learning_rate": 1e-2, "steps": 3,
-                "trainer.weight_decay": 1.0, "engine.sync_folder": str(check.model),
-                "check.floor": 1e-4}
-    weights = check.model / "model.safetensors"
-    before = weights.read_bytes()
+                "trainer.weight_decay": 1.0, "engine.sync_folder": str(served),
+                "check.floor": 1e-4,
+                "engine.launch.command": check.server("--max-model-len", "512", model=served)}
     ran = check.gapscope("run", "learns", settings)
-    moved = sum(a != b for a, b in zip(before[-4096:], weights.read_bytes()[-4096:]))
-    check.claim(moved > 1000, f"{moved} of the last 4,096 bytes of the served weights are new")
+    first = (check.model / "model.safetensors").read_bytes()[-4096:]
+    last = (served / "model.safetensors").read_bytes()[-4096:]
+    moved = sum(a != b for a, b in zip(first, last))
+    check.claim(moved > 1000, f"{moved} of the last 4,096 bytes of the weights have changed")
     healthy(check, ran, "three steps with updates of the weights", 3 * TOKENS)
 
 
@@ -247,8 +266,7 @@ def listens() -> bool:
     return probe.returncode == 0
 
 
-# `learns` overwrites the model, so that it comes last.
-CLAIMS = [raw, processed, dies, sweep, killed, audit, learns]
+CLAIMS = [raw, full, processed, dies, sweep, killed, audit, learns]
 
 
 def main() -> int:
