@@ -30,9 +30,9 @@
 //!   The only room with `unsafe`, the only one that computes an address. Never a policy.
 //! * [`model`]: Hugging Face folders, the layer plan, the blocks; a block's sequence form, step
 //!   form and backward side by side. Never a rank, a batch or a cache page.
-//! * [`engine`]: a small vLLM V1. The scheduler, pool and batch are pure bookkeeping; the runner
-//!   moves tensors. Never text, never the trainer.
-//! * [`rollout`]: the record of a rollout and where it comes from, the embedded engine or servers
+//! * [`engine`]: a small vLLM V1, and several side by side. The scheduler, pool and batch are pure
+//!   bookkeeping; the runner moves tensors. Never text, never the trainer.
+//! * [`rollout`]: the record of a rollout and where it comes from, embedded engines or servers
 //!   over HTTP; tasks, rewards, advantages; dumps of others. The one process started outside `run`
 //!   is the user's own reward command. Never weights.
 //! * [`trainer`]: units as FSDP shards them, scoring, the GRPO loss, AdamW; and the candle

@@ -9,6 +9,7 @@ mod batch;
 mod captured;
 mod completion;
 mod embedded;
+mod engines;
 mod error;
 mod faults;
 mod forced;
@@ -35,6 +36,7 @@ pub use completion::{
     StateBlock, TakenBlock,
 };
 pub use embedded::{block_memory, layout, Engine};
+pub use engines::{deal, dealt_to, Engines, Placement, Tell};
 pub use error::EngineError;
 pub use forced::Forced;
 pub use layout::{

@@ -5,7 +5,6 @@ mod arithmetic;
 mod command;
 mod decimal;
 mod ending;
-mod engines;
 mod error;
 pub mod http;
 pub mod import;
@@ -19,7 +18,6 @@ mod text;
 
 pub use advantage::advantages;
 pub use ending::mask_by_end;
-pub use engines::{deal, dealt_to, Engines, Placement, Tell};
 pub use error::{CommandFailure, LineProblem, RolloutError};
 pub use record::{LegLogProbs, Rollout};
 pub use routes::{Routes, TokenRoutes};

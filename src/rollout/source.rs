@@ -1,9 +1,8 @@
 //! Where a run's completions come from.
 
-use super::engines::Engines;
 use super::http::Servers;
 use crate::base::EngineIndex;
-use crate::engine::{Engine, Statistics, Trace, WatchList};
+use crate::engine::{Engine, Engines, Statistics, Trace, WatchList};
 
 /// Embedded engines, whose every block is known, or servers, of which a record is all there is.
 #[derive(Debug)]

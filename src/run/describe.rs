@@ -8,9 +8,8 @@ use super::memory::MemoryPlan;
 use super::predict::{foretold_spikes, predict, Outline, NOT_OF_SERVERS, NOT_WITH_A_CACHE};
 use super::{device, parts};
 use crate::config::{Arithmetic, Config, Dtype, ServersConfig};
-use crate::engine::{self, Layout};
+use crate::engine::{self, Layout, Placement};
 use crate::model::{ExpertsShape, FeedForwardKind, MixerKind, Numerics, Plan};
-use crate::rollout::Placement;
 
 /// Index widths that the table of first wrapped blocks shows.
 const WIDTHS: [u32; 5] = [16, 22, 24, 31, 32];

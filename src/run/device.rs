@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use crate::config::{self, EngineConfig};
+use crate::engine::Placement;
 use crate::ops::array::Device;
-use crate::rollout::Placement;
 
 /// Opens the device of a configuration.
 ///

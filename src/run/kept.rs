@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::session::{Comparison, Session};
 use crate::base::{float, EngineIndex, Position, RequestId, Step};
-use crate::engine::{Engine, Statistics};
+use crate::engine::{Engine, Engines, Statistics};
 use crate::gap::{self, stats, Finding, FindingKind, Tally, Totals};
 use crate::report::html::{BlockGap, StepBlocks, StepPoint, Trace, TracedToken, WorstToken};
 use crate::report::{EngineSummary, Summary};
-use crate::rollout::{Engines, Rollout};
+use crate::rollout::Rollout;
 
 /// Tokens on the report's first screen.
 const WORST_KEPT: usize = 10;

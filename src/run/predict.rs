@@ -7,11 +7,11 @@ use super::session::{requests, Session};
 use super::{device, parts};
 use crate::base::{BlockId, EngineIndex, Step};
 use crate::config::{Config, FreeListOrder, Sleep};
-use crate::engine::{self, GenerationRequest, Layout, Replay};
+use crate::engine::{self, deal, GenerationRequest, Layout, Replay};
 use crate::model::{Numerics, Plan};
 use crate::report::step_ranges;
 use crate::report::sweep::{ClosedForm, EnginePrediction, Prediction};
-use crate::rollout::{deal, Draw, Task};
+use crate::rollout::{Draw, Task};
 
 /// Why nothing is foretold then.
 pub(super) const NOT_WITH_A_CACHE: &str = "with engine.enable_prefix_caching nothing is foretold: \

@@ -24,7 +24,7 @@ use super::launch::Launched;
 use super::parts::{self, Parts};
 use crate::base::{BlockId, Contract, LogProb, RequestId, Step, TokenId};
 use crate::config::{Config, Fault, Leg, RolloutConfig, Update};
-use crate::engine::{Completion, Engine, GenerationRequest, SampledToken};
+use crate::engine::{Completion, Engine, GenerationRequest, SampledToken, Tell};
 use crate::gap::{
     self, CaseFile, Finding, Floor, Legs, Pairs, StepGap, TensorFingerprint, WeightsOf,
 };
@@ -32,7 +32,6 @@ use crate::model::{combine_fingerprints, Numerics, Plan, HEAD};
 use crate::ops::array::Device;
 use crate::rollout::{
     advantages, mask_by_end, Attempt, Codec, Draw, LegLogProbs, Problem, Rollout, Source, Task,
-    Tell,
 };
 use crate::trainer::{Experience, Sequence, SequenceScores, Trainer, UpdateReport};
 

@@ -38,8 +38,8 @@ type Column = (&'static str, fn(&SweepPoint) -> Option<String>);
 
 fn columns() -> Vec<Column> {
     let mut all = headlines().to_vec();
-    all.extend(accounts());
     all.extend(by_engine());
+    all.extend(accounts());
     all
 }
 

@@ -27,10 +27,9 @@ pub use self::error::{Problem, ServerError};
 pub use self::facts::ServerFacts;
 use self::news::News;
 use self::request::{Generate, Sampling};
-use super::engines::dealt_to;
 use crate::base::{Contract, LogProb, RequestId, TokenId, WeightVersion};
 use crate::config::ServersConfig;
-use crate::engine::{Completion, GenerationRequest};
+use crate::engine::{dealt_to, Completion, GenerationRequest};
 
 /// How often somebody is asked whether to go on waiting.
 const ASKED_EVERY: Duration = Duration::from_millis(50);

@@ -9,8 +9,7 @@ use super::floor::{Load, Work};
 use super::machine::Machine;
 use crate::base::{EngineIndex, Step};
 use crate::config::Update;
-use crate::engine::Moment;
-use crate::rollout::Placement;
+use crate::engine::{Moment, Placement};
 use crate::run::recorder::Recorder;
 use crate::run::session::Session;
 

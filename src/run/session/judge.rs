@@ -7,10 +7,10 @@ use anyhow::Result;
 use super::second_look::Looks;
 use super::Session;
 use crate::base::{RequestId, Step};
-use crate::engine::Engine;
+use crate::engine::{Engine, Engines};
 use crate::gap::{self, CaseFile, Finding, FirstDifference, Pairs};
 use crate::ops::pages::StateView;
-use crate::rollout::{Engines, Rollout};
+use crate::rollout::Rollout;
 
 /// What is known of a step beside its records.
 pub(in crate::run) struct Known<'a> {

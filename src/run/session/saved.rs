@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::Session;
 use crate::base::EngineIndex;
 use crate::config::{Config, Update};
-use crate::engine::{Engine, SchedulerSnapshot};
+use crate::engine::{Engine, Engines, SchedulerSnapshot};
 use crate::gap::{Floor, WeightsOf};
 use crate::model::combine_fingerprints;
 use crate::report::{SavedArray, SavedCheckpoint};
-use crate::rollout::{Engines, Source};
+use crate::rollout::Source;
 use crate::run::launch::Launched;
 use crate::trainer::TrainerSnapshot;
 

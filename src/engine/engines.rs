@@ -5,9 +5,8 @@ use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use super::{Completion, Engine, EngineError, GenerationRequest, Moment, Trace, WatchList};
 use crate::base::{EngineIndex, PromptId, WeightVersion};
-use crate::engine::{Completion, Engine, EngineError, GenerationRequest, Moment};
-use crate::engine::{Trace, WatchList};
 use crate::ops::weights::Weights;
 
 /// Which of so many engines a prompt's requests go to, in every step: groups stay whole.
