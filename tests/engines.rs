@@ -42,7 +42,11 @@ fn said(played: &Played) -> BTreeMap<RequestId, Said> {
 #[test]
 fn samples_do_not_depend_on_how_many_engines_there_are() {
     let small = text(SMALL);
-    let pressed = ["engine.num_gpu_blocks_override=14", "rollout.max_new_tokens=50"];
+    let pressed = [
+        "engine.num_gpu_blocks_override=14",
+        "engine.max_model_len=96",
+        "rollout.max_new_tokens=50",
+    ];
     for sets in [
         &["trainer.learning_rate=1e-3"][..],
         &pressed,
@@ -148,7 +152,7 @@ fn every_engines_spikes_are_foretold_and_come() {
         assert_eq!(point["as_predicted"], true, "{point}");
     }
     let csv = fs::read_to_string(out.join("sweep.csv")).expect("a table");
-    let own = "engine 0: 3, 6, 9; engine 1: 5, 9";
+    let own = "engine 0: 3 6 9; engine 1: 5 9";
     assert!(csv.lines().nth(2).expect("a row").contains(&format!(",{own},{own},")), "{csv}");
 }
 

@@ -125,20 +125,20 @@ impl Engines {
     /// # Errors
     /// As [`Engine::load`].
     pub fn load(&mut self, version: WeightVersion, units: Vec<Weights>) -> Result<(), EngineError> {
-        // Clones share the memory.
-        for (index, engine) in self.all.iter_mut().enumerate() {
-            let own = match self.placement {
-                Placement::OneEach if index > 0 => {
-                    let over_host = |unit: &Weights| {
-                        Weights::open(&unit.to_bytes(), unit.dtype(), engine.device())
-                    };
-                    units.iter().map(over_host).collect()
-                }
-                _ => units.clone(),
-            };
-            engine.load(version, own)?;
+        let mut each: Vec<Vec<Weights>> = vec![Vec::with_capacity(units.len()); self.all.len()];
+        let elsewhere = self.placement == Placement::OneEach && self.all.len() > 1;
+        for unit in units {
+            // To other devices over the host, a unit at a time; else clones share the memory.
+            let on_host = elsewhere.then(|| unit.to_bytes());
+            for (own, engine) in each.iter_mut().zip(&self.all).skip(1) {
+                own.push(match &on_host {
+                    Some(bytes) => Weights::open(bytes, unit.dtype(), engine.device()),
+                    None => unit.clone(),
+                });
+            }
+            each[0].push(unit);
         }
-        Ok(())
+        self.all.iter_mut().zip(each).try_for_each(|(engine, own)| engine.load(version, own))
     }
 
     /// Looks on from the next step on, or no more. What a trace may hold is for all of them.

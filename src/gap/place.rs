@@ -147,7 +147,8 @@ fn split_by_slot(slots_and_gaps: &[(BlockId, f64)], floor: f64) -> Option<SlotSp
 /// Where the gaps of a step sit.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places {
-    /// Of the sequences that hold state and have a compared token.
+    /// Of the sequences that hold state and have a compared token, those of several engines
+    /// together: what becomes of an address depends on the block's number alone.
     slots_and_gaps: Vec<(BlockId, f64)>,
     first_bad: Option<CompletionIndex>,
     pub(super) lags: Lags,

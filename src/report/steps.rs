@@ -18,12 +18,13 @@ pub(super) fn windows(windows: impl IntoIterator<Item = (Step, Step)>, separator
     windows.into_iter().map(text).collect::<Vec<_>>().join(separator)
 }
 
-/// `engine 0: 12, 24; engine 1: none`; nothing of no engine.
+/// `engine 0: 12, 24; engine 1: none` with `, ` between steps; nothing of no engine.
 pub(super) fn of_engines<'a>(
     each: impl Iterator<Item = (EngineIndex, &'a [Step])>,
+    separator: &str,
 ) -> Option<String> {
     let one = |(engine, steps): (EngineIndex, &[Step])| {
-        let steps = step_ranges(steps, ", ");
+        let steps = step_ranges(steps, separator);
         format!("engine {engine}: {}", if steps.is_empty() { "none" } else { &steps })
     };
     let all: Vec<String> = each.map(one).collect();

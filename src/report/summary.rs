@@ -114,7 +114,8 @@ impl fmt::Display for Summary {
         let (gap, equal) = (number(self.gap_max), number(self.frac_bitwise_equal));
         let spikes = windows(self.spike_windows.iter().copied(), ", ");
         let spikes = if spikes.is_empty() { "none" } else { &spikes };
-        let own = of_engines(self.engines.iter().map(|one| (one.engine, &one.spike_steps[..])));
+        let own = self.engines.iter().map(|one| (one.engine, &one.spike_steps[..]));
+        let own = of_engines(own, ", ").filter(|_| !self.spike_steps.is_empty());
         let own = own.map_or(String::new(), |own| format!(" ({own})"));
         writeln!(f, "gap_max {gap}  frac_bitwise_equal {equal}  spike steps: {spikes}{own}")?;
         let (first, last) = (number(self.reward_mean_first), number(self.reward_mean_last));

@@ -43,6 +43,15 @@ impl Source {
         }
     }
 
+    /// Engines or servers side by side.
+    #[must_use]
+    pub fn num_engines(&self) -> usize {
+        match self {
+            Self::Embedded(engines) => engines.iter().len(),
+            Self::Servers(servers) => servers.facts().len(),
+        }
+    }
+
     /// What each engine has done so far; empty where they do not say.
     #[must_use]
     pub fn statistics(&self) -> Vec<Statistics> {

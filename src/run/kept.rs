@@ -127,6 +127,12 @@ impl Kept {
 }
 
 impl Kept {
+    /// Of the step that was added last: the engines whose requests spiked in it.
+    pub(super) fn spiking(&self, step: Step) -> Vec<EngineIndex> {
+        let spiked = |(_, steps): &(&EngineIndex, &Vec<Step>)| steps.last() == Some(&step);
+        self.spikes_by_engine.iter().filter(spiked).map(|(&engine, _)| engine).collect()
+    }
+
     /// Each embedded engine's own account.
     fn engines(&self, session: &Session) -> Vec<EngineSummary> {
         let engines = session.source.embedded().into_iter().flat_map(Engines::iter);
@@ -180,7 +186,7 @@ fn step_blocks(
         let request = sequence.request;
         Some(BlockGap { request, block, gap: sequence.gap()?, stale: stale(request) })
     };
-    let several = session.source.embedded().is_some_and(|engines| engines.iter().len() > 1);
+    let several = session.source.num_engines() > 1;
     let of_engine = |(rollout, _): &(&Rollout, &gap::Sequence)| rollout.completion.engine == engine;
     let pairs = rollouts.iter().zip(&comparison.pairs.sequences);
     StepBlocks {

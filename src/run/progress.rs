@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::session::Evaluation;
-use crate::base::Step;
+use crate::base::{EngineIndex, Step};
 use crate::report::html::StepPoint;
 
 pub(super) struct Progress {
@@ -41,15 +41,30 @@ impl Progress {
         }
     }
 
-    pub(super) fn step(&self, step: Step, point: &StepPoint, findings: usize) {
+    /// `engines` are those that spiked, where there are several.
+    pub(super) fn step(
+        &self,
+        step: Step,
+        point: &StepPoint,
+        engines: &[EngineIndex],
+        findings: usize,
+    ) {
         let number = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.3e}"));
         let reward = point.reward_mean.map_or("-".to_owned(), |v| format!("{v:.3}"));
         let gap = match point.gap.gap_max {
             Some(0.0) => "0".to_owned(),
             other => number(other),
         };
-        let spike =
-            if point.gap.spike { format!("  SPIKE, {findings} finding(s)") } else { String::new() };
+        let engines: Vec<String> = engines.iter().map(EngineIndex::to_string).collect();
+        let whose = match &engines[..] {
+            [] => String::new(),
+            [one] => format!(" of engine {one}"),
+            several => format!(" of engines {}", several.join(", ")),
+        };
+        let spike = match point.gap.spike {
+            true => format!("  SPIKE{whose}, {findings} finding(s)"),
+            false => String::new(),
+        };
         let (at, of) = (step.get(), self.steps);
         self.line(format!("step {at}/{of}  reward {reward}  gap max {gap}{spike}"), true);
     }

@@ -260,7 +260,11 @@ impl Recorder {
         }
         self.tensorboard.flush()?;
         let point = self.kept.points.last().expect("the step was just kept");
-        self.progress.step(step, point, comparison.findings.len());
+        let engines = match session.source.num_engines() {
+            1 => Vec::new(),
+            _ => self.kept.spiking(step),
+        };
+        self.progress.step(step, point, &engines, comparison.findings.len());
         Ok(())
     }
 

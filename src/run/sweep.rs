@@ -254,7 +254,7 @@ impl Plan {
             Outcome::Done { summary, .. } => match &summary.error {
                 Some(error) => format!("failed after {} steps: {error}", summary.steps_done),
                 None => {
-                    let own = summary.spikes_by_engine();
+                    let own = summary.spikes_by_engine(", ");
                     let own = own.map_or(String::new(), |own| format!("; {own}"));
                     format!("spike steps {}{own}", or_none(&summary.spike_steps))
                 }
@@ -263,7 +263,7 @@ impl Plan {
             Outcome::Pending => "not run".to_owned(),
         };
         let foretold = point.prediction().map_or(String::new(), |found| {
-            let own = found.spikes_by_engine();
+            let own = found.spikes_by_engine(", ");
             let own = own.map_or(String::new(), |own| format!("; {own}"));
             format!(" (predicted {}{own})", or_none(&found.spike_steps))
         });

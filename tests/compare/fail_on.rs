@@ -97,6 +97,7 @@ fn tags_are_known_before_the_run() {
         &[][..],
         &["trainer.update=none", "check.legs=[\"decode\",\"prefill\",\"trainer\",\"reference\"]"],
         &["trainer.importance_cap=2", "trainer.kl_coef=0.1"],
+        &["engine.replicas=3"],
     ] {
         let owned: Vec<String> = assignments.iter().map(|&text| text.to_owned()).collect();
         let config = config::load(SMALL.as_ref(), &owned).expect("a config");

@@ -97,8 +97,8 @@ fn accounts() -> [Column; 14] {
 /// Empty where there is one engine.
 fn by_engine() -> [Column; 2] {
     [
-        ("predicted_spike_steps_by_engine", |p| p.prediction()?.spikes_by_engine()),
-        ("spike_steps_by_engine", |p| p.summary()?.spikes_by_engine()),
+        ("predicted_spike_steps_by_engine", |p| p.prediction()?.spikes_by_engine(" ")),
+        ("spike_steps_by_engine", |p| p.summary()?.spikes_by_engine(" ")),
     ]
 }
 

@@ -135,8 +135,9 @@ pub fn point_folder(folder: &Path, name: &str) -> PathBuf {
 impl Prediction {
     /// In words; `None` of one engine.
     #[must_use]
-    pub fn spikes_by_engine(&self) -> Option<String> {
-        of_engines(self.engines.iter().map(|one| (one.engine, &one.spike_steps[..])))
+    pub fn spikes_by_engine(&self, separator: &str) -> Option<String> {
+        let each = self.engines.iter().map(|one| (one.engine, &one.spike_steps[..]));
+        of_engines(each, separator)
     }
 }
 

@@ -82,8 +82,9 @@ pub struct StepGapRow {
 impl SavedSummary {
     /// In words; `None` of one engine.
     #[must_use]
-    pub fn spikes_by_engine(&self) -> Option<String> {
-        of_engines(self.engines.iter().map(|one| (one.engine, &one.spike_steps[..])))
+    pub fn spikes_by_engine(&self, separator: &str) -> Option<String> {
+        let each = self.engines.iter().map(|one| (one.engine, &one.spike_steps[..]));
+        of_engines(each, separator)
     }
 }
 

@@ -135,6 +135,7 @@ fn settings(stream: &mut Stream, case: &Case) -> Vec<String> {
         ("trainer.max_tokens_per_chunk", pick(&["32", "64", "256"])),
         ("trainer.update", pick(&["\"adamw\"", "\"none\""])),
         ("seed", pick(&["1", "2", "3", "4", "5", "6", "7", "8", "9"])),
+        ("engine.replicas", pick(&["1", "1", "1", "2", "3"])),
     ];
     let is_own = |key: &str| case.set.iter().any(|own| own.split('=').next() == Some(key));
     let free = drawn.into_iter().filter(|(key, _)| !is_own(key));
