@@ -151,8 +151,8 @@ keys! {
     "engine.replicas", COUNT, Is("1"), "vLLM data_parallel_size",
         "Engines side by side, each with a pool of its own. All rollouts of a prompt go to one.";
     "engine.device", Kind::OneOf(&["cpu", "cuda"]), Is("\"cpu\""), "",
-        "Where engine and trainer compute; cuda is the first device that the driver shows. Where it \
-         shows as many as there are engines, each has its own; else they take turns on the first.";
+        "Where engine and trainer compute; cuda is the first device that the driver shows. Where \
+         there are as many as engines, each has its own; else they take turns on the first.";
     "engine.device_memory", Kind::BytesOrAuto, Is("\"auto\""), "",
         "Memory engines plan with: weights, blocks; those on one device each take an equal part. \
          auto: 256MiB; on cuda the device's own.";

@@ -10,6 +10,7 @@
 mod args;
 mod check;
 mod defaults;
+mod device;
 mod error;
 mod fault;
 mod keys;
@@ -28,6 +29,7 @@ mod words;
 use std::path::Path;
 
 pub use defaults::defaults_text;
+pub use device::{Device, CPU_MEMORY};
 pub use error::{ConfigError, Place};
 pub use fault::{Fault, FaultEntry, Planted, Side, FAULTS};
 pub use keys::{IfAbsent, Key, KEYS, PRESETS};

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::device::Device;
 use super::fault::Fault;
 use super::servers::ServersConfig;
 use super::sleep::Sleep;
@@ -78,8 +79,8 @@ pub struct EngineConfig {
     #[serde(default = "one")]
     pub replicas: u32,
     pub device: Device,
-    /// Bytes the engine may plan with, before `gpu_memory_utilization`; `None` is what the device
-    /// has, or [`CPU_MEMORY`].
+    /// Bytes that the engines of one device may plan with, before `gpu_memory_utilization`; `None`
+    /// is what the device has, or [`super::CPU_MEMORY`].
     pub device_memory: Option<u64>,
     pub gpu_memory_utilization: f64,
     /// Replaces the block count that the memory would give, up or down.
@@ -112,14 +113,6 @@ pub struct EngineConfig {
     pub servers: Option<ServersConfig>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Device {
-    Cpu,
-    /// A CUDA device, which needs a build with the feature `cuda`.
-    Cuda,
-}
-
 const fn one() -> u32 {
     1
 }
@@ -144,9 +137,6 @@ impl EngineConfig {
             && self.num_gpu_blocks_override.is_none()
     }
 }
-
-/// What the engine plans with on the CPU unless it is told: enough for a laptop's experiments.
-pub const CPU_MEMORY: u64 = 256 << 20;
 
 /// How sums and recurrences are ordered, on both sides (`engine.numerics`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]

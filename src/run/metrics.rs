@@ -2,7 +2,7 @@
 
 use super::session::{comparisons, Comparison};
 use crate::config::{Config, Update};
-use crate::engine::{BlockPool, FinishReason, Statistics};
+use crate::engine::{BlockPool, Engine, Engines, FinishReason, Statistics};
 use crate::gap::{self, stats, Tally};
 use crate::report::Scalar;
 use crate::rollout::Rollout;
@@ -39,7 +39,7 @@ pub(super) fn tags(config: &Config) -> Vec<String> {
             Statistics { engine_steps: 0, preemptions: 0, scheduled_tokens: 0, blocks_taken: 0 };
         let of = &BlockPool::new(2, config.engine.free_list);
         let engine = Lap { now: still, before: still, pool: of };
-        all.extend(pool(&vec![engine; config.engine.replicas as usize]));
+        all.extend(of_laps(&vec![engine; config.engine.replicas as usize]));
     }
     all.extend(tally(&Tally::default()));
     all.into_iter().map(|scalar| scalar.tag).collect()
@@ -197,27 +197,36 @@ pub(super) fn tally(tally: &Tally) -> Vec<Scalar> {
     ])
 }
 
-/// What an engine did in a step.
-#[derive(Clone, Copy)]
-pub(super) struct Lap<'a> {
-    pub now: Statistics,
-    pub before: Statistics,
-    pub pool: &'a BlockPool,
+/// What the engines did since `before`: all of them, and each by itself where there are several.
+pub(super) fn pools(engines: &Engines, before: &[Statistics]) -> Vec<Scalar> {
+    let lap = |(engine, &before): (&'_ Engine, &Statistics)| Lap {
+        now: engine.statistics(),
+        before,
+        pool: engine.pool(),
+    };
+    of_laps(&engines.iter().zip(before).map(lap).collect::<Vec<_>>())
 }
 
-/// What the engines did in a step: all of them, and each by itself where there are several.
-pub(super) fn pool(engines: &[Lap<'_>]) -> Vec<Scalar> {
-    let mut all = pools("pool", engines);
+/// What an engine did in a step.
+#[derive(Clone, Copy)]
+struct Lap<'a> {
+    now: Statistics,
+    before: Statistics,
+    pool: &'a BlockPool,
+}
+
+fn of_laps(engines: &[Lap<'_>]) -> Vec<Scalar> {
+    let mut all = under("pool", engines);
     if engines.len() > 1 {
         let each = engines.iter().enumerate();
         all.extend(each.flat_map(|(index, engine)| {
-            pools(&format!("pool/engine_{index}"), std::slice::from_ref(engine))
+            under(&format!("pool/engine_{index}"), std::slice::from_ref(engine))
         }));
     }
     all
 }
 
-fn pools(under: &str, engines: &[Lap<'_>]) -> Vec<Scalar> {
+fn under(group: &str, engines: &[Lap<'_>]) -> Vec<Scalar> {
     let since = |count: fn(&Statistics) -> u64| {
         let of = |engine: &Lap<'_>| (count(&engine.now) - count(&engine.before)) as f64;
         (!engines.is_empty()).then(|| engines.iter().map(of).sum())
@@ -248,6 +257,6 @@ fn pools(under: &str, engines: &[Lap<'_>]) -> Vec<Scalar> {
         ),
     ];
     let tagged =
-        |(name, value, about): (&str, _, _)| scalar(&format!("{under}/{name}"), value, about);
+        |(name, value, about): (&str, _, _)| scalar(&format!("{group}/{name}"), value, about);
     rows.map(tagged).into()
 }

@@ -229,12 +229,7 @@ impl Recorder {
         scalars.extend(metrics::reward(rollouts, session.config.rollout.rollouts_per_prompt));
         scalars.extend(updates.last().map(metrics::loss).unwrap_or_default());
         if let Some(engines) = session.source.embedded() {
-            let laps = engines.iter().zip(&self.before).map(|(engine, &before)| metrics::Lap {
-                now: engine.statistics(),
-                before,
-                pool: engine.pool(),
-            });
-            scalars.extend(metrics::pool(&laps.collect::<Vec<_>>()));
+            scalars.extend(metrics::pools(engines, &self.before));
         }
         scalars.extend(metrics::tally(&tally));
         self.before = session.source.statistics();

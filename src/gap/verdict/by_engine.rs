@@ -1,5 +1,5 @@
-//! Rules that go by one pool, where several engines sampled a step: a block of one has nothing to do
-//! with the block of that number of another.
+//! Rules that go by one pool, where several engines sampled a step: a block of one has nothing to
+//! do with the block of that number of another.
 
 use std::collections::BTreeSet;
 use std::iter::zip;
