@@ -2,7 +2,7 @@
 
 use super::session::{comparisons, Comparison};
 use crate::config::{Config, Update};
-use crate::engine::{BlockPool, Engine, Engines, FinishReason, Statistics};
+use crate::engine::{BlockPool, Engines, FinishReason, Statistics};
 use crate::gap::{self, stats, Tally};
 use crate::report::Scalar;
 use crate::rollout::Rollout;
@@ -199,12 +199,12 @@ pub(super) fn tally(tally: &Tally) -> Vec<Scalar> {
 
 /// What the engines did since `before`: all of them, and each by itself where there are several.
 pub(super) fn pools(engines: &Engines, before: &[Statistics]) -> Vec<Scalar> {
-    let lap = |(engine, &before): (&'_ Engine, &Statistics)| Lap {
+    let laps = engines.iter().zip(before).map(|(engine, &before)| Lap {
         now: engine.statistics(),
         before,
         pool: engine.pool(),
-    };
-    of_laps(&engines.iter().zip(before).map(lap).collect::<Vec<_>>())
+    });
+    of_laps(&laps.collect::<Vec<_>>())
 }
 
 /// What an engine did in a step.
