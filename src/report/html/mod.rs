@@ -237,7 +237,8 @@ fn engines(engines: &[EngineSummary]) -> String {
         return String::new();
     }
     let mut html = String::from(
-        "<section class=\"wide\">\n<h2>Engines</h2>\n<table>\n<tr><th class=\"n\">engine</th><th>spike steps</th>\
+        "<section class=\"wide\">\n<h2>Engines</h2>\n<table>\n<tr>\
+         <th class=\"n\">engine</th><th>spike steps</th>\
          <th class=\"n\">blocks a step</th><th class=\"n\">laps of its pool</th>\
          <th class=\"n\">engine steps</th><th class=\"n\">preemptions</th></tr>\n",
     );
