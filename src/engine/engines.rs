@@ -125,20 +125,11 @@ impl Engines {
     /// # Errors
     /// As [`Engine::load`].
     pub fn load(&mut self, version: WeightVersion, units: Vec<Weights>) -> Result<(), EngineError> {
-        let mut each: Vec<Vec<Weights>> = vec![Vec::with_capacity(units.len()); self.all.len()];
-        let elsewhere = self.placement == Placement::OneEach && self.all.len() > 1;
-        for unit in units {
-            // To other devices over the host, a unit at a time; else clones share the memory.
-            let on_host = elsewhere.then(|| unit.to_bytes());
-            for (own, engine) in each.iter_mut().zip(&self.all).skip(1) {
-                own.push(match &on_host {
-                    Some(bytes) => Weights::open(bytes, unit.dtype(), engine.device()),
-                    None => unit.clone(),
-                });
-            }
-            each[0].push(unit);
+        for engine in &mut self.all {
+            let own = units.iter().map(|unit| unit.on(engine.device())).collect();
+            engine.load(version, own)?;
         }
-        self.all.iter_mut().zip(each).try_for_each(|(engine, own)| engine.load(version, own))
+        Ok(())
     }
 
     /// Looks on from the next step on, or no more. What a trace may hold is for all of them.

@@ -112,6 +112,20 @@ impl Weights {
         }
     }
 
+    /// The same elements where `device` finds them: these, or a copy.
+    #[must_use]
+    pub fn on(&self, device: &Device) -> Self {
+        match (self, device) {
+            (Self::Cpu { .. }, Device::Cpu) => self.clone(),
+            #[cfg(feature = "cuda")]
+            (Self::Cuda(unit), Device::Cuda(gpu)) if Arc::ptr_eq(unit.gpu(), gpu) => self.clone(),
+            #[cfg(feature = "cuda")]
+            (Self::Cuda(unit), Device::Cuda(gpu)) => Self::Cuda(unit.copied_to(gpu)),
+            #[cfg(feature = "cuda")]
+            _ => Self::open(&self.to_bytes(), self.dtype(), device),
+        }
+    }
+
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         match self {

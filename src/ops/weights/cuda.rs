@@ -90,6 +90,17 @@ impl Bytes {
         Self::new(&self.gpu, copy, self.dtype)
     }
 
+    /// A copy in another GPU's memory.
+    #[must_use]
+    pub fn copied_to(&self, gpu: &Arc<Gpu>) -> Self {
+        let mut copy = gpu.uninit::<u8>(self.view().len());
+        // The copy is the other GPU's to make. It waits for what is written here, and what is freed
+        // here waits for it.
+        gpu.stream().memcpy_dtod(&self.view(), &mut copy).or_fail("a copy to another GPU");
+        self.gpu.stream().join(gpu.stream()).or_fail("waiting for a copy to another GPU");
+        Self::new(gpu, copy, self.dtype)
+    }
+
     /// The elements as f32, in an array of their own.
     #[must_use]
     pub fn widened(&self) -> Floats {
