@@ -181,14 +181,23 @@ fn a_run_that_leaves_its_model() {
 /// The advice is good: with room made, `--resume` comes to the end that an undisturbed run has.
 #[test]
 fn a_run_goes_on_once_there_is_room() {
-    let sets = ["trainer.update=none", "checkpoint.every=1"];
+    check_resume(&["trainer.update=none", "checkpoint.every=1"], (4..60).step_by(3));
+}
+
+/// Each checkpoint is 3 MB of shards.
+#[test]
+fn a_sharded_run_goes_on_once_there_is_room() {
+    check_resume(&["trainer.ranks=2", "checkpoint.every=1"], (300..2400).step_by(350));
+}
+
+fn check_resume(sets: &[&str], pages: impl IntoIterator<Item = u64>) {
     let Some(disk) = Disk::mount() else { return };
-    let undisturbed = Run::small(&sets);
+    let undisturbed = Run::small(sets);
     let mut stopped = BTreeSet::new();
-    for size in (4..60).step_by(3).map(|pages| pages * PAGE) {
+    for size in pages.into_iter().map(|pages| pages * PAGE) {
         disk.resize(size);
         let out = disk.path().join("run");
-        let args = [&["run", SMALL][..], &set(&sets), &["--out"]].concat();
+        let args = [&["run", SMALL][..], &set(sets), &["--out"]].concat();
         let output = gapscope().args(&args).arg(&out).output().expect("the binary starts");
         if output.status.success() {
             continue;

@@ -178,6 +178,7 @@ fn reward(source: &Source) -> Result<RewardConfig, ConfigError> {
 fn trainer(source: &Source) -> TrainerConfig {
     TrainerConfig {
         update: source.get("trainer.update"),
+        ranks: source.get("trainer.ranks"),
         learning_rate: source.get("trainer.learning_rate"),
         warmup_steps: source.get("trainer.warmup_steps"),
         betas: source.get("trainer.betas"),

@@ -35,6 +35,8 @@ const DTYPES: &[&str] = &["f32", "bf16", "float32", "bfloat16"];
 const STATE_DTYPES: &[&str] = &["auto", "f32", "bf16", "float32", "bfloat16"];
 const COUNT: Kind = Kind::Int { min: 1, max: u32::MAX as i64 };
 const COUNT_OR_NONE: Kind = Kind::Int { min: 0, max: u32::MAX as i64 };
+/// A thread and a whole gathered unit each.
+const RANKS: Kind = Kind::Int { min: 1, max: 1024 };
 const LONG_COUNT: Kind = Kind::Int { min: 1, max: i64::MAX };
 const LONG_OR_NONE: Kind = Kind::Int { min: 0, max: i64::MAX };
 
@@ -259,8 +261,9 @@ keys! {
 
     "trainer.update", Kind::OneOf(&["adamw", "none"]), Is("\"adamw\""), "",
         "none only scores: no gradient and no optimizer state is ever allocated.";
-    "trainer.ranks", Kind::Only { value: "1", why: "this build trains on one rank" },
-        Is("1"), "verl trainer.n_gpus_per_node", "Ranks that the weights are sharded over.";
+    "trainer.ranks", RANKS, Is("1"), "verl trainer.n_gpus_per_node",
+        "Ranks that weights, optimizer and sequences are sharded over, as FSDP does: one a GPU
+        where there are as many, else threads that share the device.";
     "trainer.learning_rate", Kind::Number(Range::NonNegative), Is("1e-4"),
         "verl actor.optim.lr, TRL learning_rate", "The step size of AdamW.";
     "trainer.warmup_steps", LONG_OR_NONE, Is("0"),

@@ -231,6 +231,8 @@ pub enum RewardConfig {
 #[serde(deny_unknown_fields)]
 pub struct TrainerConfig {
     pub update: Update,
+    /// At least 1.
+    pub ranks: u32,
     pub learning_rate: f64,
     pub warmup_steps: u64,
     pub betas: [f64; 2],

@@ -27,6 +27,7 @@ pub mod round;
 pub mod routing;
 pub mod sampling;
 pub mod scan;
+pub mod shards;
 pub mod sheet;
 // The vector units that this CPU has are known only at run time, and calling code compiled for them
 // is what the language calls unsafe.

@@ -20,20 +20,27 @@ use crate::report::{
 };
 
 /// Of the layout of [`State`].
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 #[derive(Serialize, Deserialize)]
 struct State {
     version: u32,
     /// The last one that is done; 0 after a warm start.
     step: Step,
-    /// xxh3 of the resolved configuration as it is saved.
+    /// [`fingerprint`] of the configuration.
     config: u64,
     session: SessionState,
     recorder: RecorderState,
 }
 
+/// The key that may be another when a run goes on.
+const RANKS: &str = "trainer.ranks";
+
+/// xxh3 of a configuration as it is saved, whatever the trainer's ranks: any number of them goes on
+/// from any other's checkpoint.
 fn fingerprint(config: &Config) -> u64 {
+    let mut config = config.clone();
+    config.trainer.ranks = 1;
     xxh3_64(config.to_json().as_bytes())
 }
 
@@ -46,7 +53,7 @@ pub(super) fn write(
 ) -> Result<()> {
     let config = fingerprint(&session.config);
     let state = State { version: VERSION, step, config, session: session.snapshot(), recorder };
-    write_checkpoint(&folder.checkpoint(step), &state, session.arrays())?;
+    write_checkpoint(&folder.checkpoint(step), &state, session.arrays()?)?;
     Ok(folder.keep_checkpoints(session.config.checkpoint.keep as usize)?)
 }
 
@@ -67,10 +74,9 @@ impl Left {
     pub(super) fn open(folder: RunFolder, config: &Config) -> Result<Option<Self>> {
         let mut claim = Claim::take(&folder.config())?;
         let (found, mine) = (claim.text()?, config.to_json());
-        if found != mine {
-            // A start that was cut off has written the beginning of it.
-            ensure!(mine.starts_with(&found), other_config(folder.root(), &found, &mine));
-            claim.write(&mine)?;
+        // A start that was cut off has written the beginning of it.
+        if !mine.starts_with(&found) {
+            check_config(folder.root(), &found, &mine)?;
         }
         if read_summary(&folder.summary()).is_ok_and(|summary| summary.error.is_none()) {
             folder.drop_checkpoints()?;
@@ -78,6 +84,9 @@ impl Left {
         }
         let last = latest(&folder, config)?;
         last.iter().try_for_each(|(_, state)| state.recorder.check(&folder))?;
+        if found != mine {
+            claim.write(&mine)?;
+        }
         Ok(Some(Self { folder, claim, last }))
     }
 
@@ -154,22 +163,23 @@ fn state(saved: &SavedCheckpoint, config: &Config) -> Result<State, ReportError>
     Ok(state)
 }
 
-/// The message that names the first key that differs.
-fn other_config(folder: &Path, found: &str, mine: &str) -> String {
+/// # Errors
+/// Names the first key that differs and must not.
+fn check_config(folder: &Path, found: &str, mine: &str) -> Result<()> {
     let settings = |text| serde_json::from_str::<Value>(text).context("not a configuration");
     let both = settings(found).and_then(|found| Ok([flatten(&found), flatten(&settings(mine)?)]));
     let folder = folder.display();
-    match both.map(config_differences).as_deref() {
-        Ok([(key, [found, mine]), ..]) => {
-            let shown =
-                |value: &Option<Value>| value.as_ref().map_or("absent".into(), Value::to_string);
-            format!(
-                "{folder} was run with {key} = {}, and here it is {}: resume a run with its own \
-                 configuration, or pass another --out",
-                shown(found),
-                shown(mine)
-            )
-        }
-        _ => format!("{folder}/config.json is not what a run writes: pass another --out"),
-    }
+    let Ok(both) = both else {
+        bail!("{folder}/config.json is not what a run writes: pass another --out");
+    };
+    let mut differences = config_differences(both);
+    differences.retain(|(key, _)| key != RANKS);
+    let Some((key, [found, mine])) = differences.first() else { return Ok(()) };
+    let shown = |value: &Option<Value>| value.as_ref().map_or("absent".into(), Value::to_string);
+    bail!(
+        "{folder} was run with {key} = {}, and here it is {}: resume a run with its own \
+         configuration, or pass another --out",
+        shown(found),
+        shown(mine)
+    )
 }

@@ -2,9 +2,11 @@
 
 use anyhow::Result;
 
-use crate::config::{self, EngineConfig};
+use crate::config::{self, Config, EngineConfig};
 use crate::engine::Placement;
+use crate::model::{Numerics, Plan};
 use crate::ops::array::Device;
+use crate::trainer::Trainer;
 
 /// Opens the device of a configuration.
 ///
@@ -39,9 +41,9 @@ pub(super) fn placement(config: &EngineConfig) -> Placement {
 }
 
 #[cfg(feature = "cuda")]
-fn has_one_each(engines: u32) -> bool {
+fn has_one_each(users: u32) -> bool {
     let devices = || crate::ops::cuda::devices().map_or(usize::MAX, |devices| devices.len());
-    engines == 1 || devices() >= engines as usize
+    users == 1 || devices() >= users as usize
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -68,6 +70,41 @@ pub(super) fn of_engines(first: &Device, config: &EngineConfig) -> Result<Vec<De
         _ => Ok(first.clone()),
     };
     (0..config.replicas).map(device).collect()
+}
+
+/// How many of the trainer's ranks compute on the first engine's device: all on a CPU, and where
+/// there are fewer GPUs than ranks.
+pub(super) fn ranks_on_one(config: &Config) -> u64 {
+    let ranks = config.trainer.ranks;
+    let is_apart = config.engine.device == config::Device::Cuda && has_one_each(ranks);
+    if is_apart {
+        1
+    } else {
+        ranks.into()
+    }
+}
+
+/// A trainer whose ranks have a GPU each where there are as many, rank r the driver's device r, and
+/// share `first` otherwise.
+///
+/// # Errors
+/// A GPU that does not open, and ranks that cannot be connected.
+pub(super) fn trainer(
+    first: &Device,
+    (plan, num): (&Plan, Numerics),
+    config: &Config,
+    master: &[Vec<f32>],
+) -> Result<Trainer> {
+    let (plan, trainer) = (plan.clone(), config.trainer.clone());
+    #[cfg(feature = "cuda")]
+    if ranks_on_one(config) < u64::from(trainer.ranks) {
+        let mut gpus = vec![first.clone()];
+        for ordinal in 1..trainer.ranks {
+            gpus.push(open_at(config.engine.device, ordinal)?);
+        }
+        return Ok(Trainer::over_gpus(&gpus, plan, num, trainer, master)?);
+    }
+    Ok(Trainer::new(first, plan, num, trainer, master))
 }
 
 /// Runs `work`; where an operation fails on the device, which ends the work wherever it is, that is

@@ -1,18 +1,21 @@
 //! What a run needs of memory, before any of it is taken: one plan for engine and trainer, which
-//! share a device.
+//! share a device, or its first where the trainer's ranks have several.
 //!
 //! What grows with rows is counted at its fullest moment, with sequences as long as the experiment
 //! allows: an upper bound, which is told and refuses nothing. The rest is exact. What a driver
 //! takes for itself is not counted.
 
+mod learning;
+
 use anyhow::{ensure, Result};
 
-use super::device::engines_on_one;
+use self::learning::Learning;
+use super::device;
 use super::score::floats_a_token;
-use crate::config::{Config, Device, Sleep, TaskConfig, Update};
+use crate::config::{Config, Device, Sleep, Update};
 use crate::engine;
-use crate::model::Plan;
-use crate::ops::array::{CPU_LOGIT_ROWS, GPU_LOGIT_ROWS};
+use crate::model::{Plan, UnitSpec};
+use crate::ops::shards::shard_len;
 
 /// When a part is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,8 @@ pub(super) struct MemoryPlan {
     /// Engines on the device.
     engines: u64,
     drops_pool: bool,
+    /// On each GPU but the first, where ranks have one each, beside any engine that it has.
+    others: Option<Vec<Part>>,
     /// Where the host does not compute: what passes through it, not all at once.
     on_host: Option<Vec<(&'static str, u64)>>,
 }
@@ -52,52 +57,24 @@ impl MemoryPlan {
     /// Where every engine has a device of its own, this is the first one's, which is the
     /// trainer's too.
     pub(super) fn of(plan: &Plan, config: &Config, pool: Option<u64>) -> Self {
+        let sharing = device::ranks_on_one(config);
+        Self::sharing(plan, config, pool, sharing)
+    }
+
+    /// Where so many of the trainer's ranks share the engine's device: one, or all of them.
+    fn sharing(plan: &Plan, config: &Config, pool: Option<u64>, here: u64) -> Self {
         let (engine, trainer) = (&config.engine, &config.trainer);
         let params = plan.num_parameters();
         let on_cpu = engine.device == Device::Cpu;
-        let engines = u64::from(engines_on_one(engine));
-        // On a GPU they share the weights and take turns.
-        let at_once = if on_cpu { engines } else { 1 };
-        let width = Widths::of(plan, config).compute;
+        let engines = u64::from(device::engines_on_one(engine));
         let trains = trainer.update == Update::Adamw;
-        let mut parts = Vec::new();
-        let mut add = |what, when, bytes| parts.push(Part { what, when, bytes, grows: false });
-        if trains {
-            add("master weights", When::Always, 4 * params);
-            add("optimizer", When::Always, 8 * params);
-        }
-        match (trains, on_cpu) {
-            // Servers hold theirs themselves.
-            _ if engine.servers.is_some() && trains => {}
-            _ if engine.servers.is_some() => {
-                add("trainer weights", When::Always, width * params);
-            }
-            (false, false) => add("weights, shared", When::Always, width * params),
-            (false, true) => {
-                add("trainer weights", When::Always, width * params);
-                // Packed, which is a copy.
-                add("engine weights", When::Always, at_once * width * params);
-            }
-            (true, _) => add("engine weights", When::Always, at_once * width * params),
-        }
-        if trains && trainer.kl_coef > 0.0 {
-            add("reference weights", When::Always, width * params);
-        }
-        let budget = u64::from(engine.max_num_batched_tokens);
-        if engine.servers.is_none() {
-            parts.push(Part {
-                what: "engine's activations",
-                when: When::Generating,
-                bytes: product(&[at_once, width, floats_a_token(plan), budget]),
-                grows: true,
-            });
-        }
-        parts.extend(Learning::of(plan, config).parts(plan));
         let checkpoints = config.checkpoint.every < config.steps || trainer.warm_start.steps > 0;
         let mut on_host = vec![("on the host, weights as read", 4 * params)];
         if trains && checkpoints {
             on_host.push(("on the host, a checkpoint", 12 * params));
         }
+        let mut parts = of_trainer(plan, config, here);
+        parts.extend(of_engines(plan, config, engines));
         Self {
             parts,
             pool: match &engine.servers {
@@ -109,6 +86,7 @@ impl MemoryPlan {
             },
             engines,
             drops_pool: engine.sleep == Sleep::DropPool,
+            others: (here < u64::from(trainer.ranks)).then(|| of_trainer(plan, config, 1)),
             on_host: (!on_cpu).then_some(on_host),
         }
     }
@@ -127,6 +105,9 @@ impl MemoryPlan {
         };
         lines.extend(self.parts.iter().map(told));
         lines.push(("at the fullest moment".to_owned(), self.fullest(self.pool, true)));
+        let all = |parts: &Vec<Part>| parts.iter().map(|part| part.bytes).sum();
+        let others = self.others.iter().map(all);
+        lines.extend(others.map(|bytes| ("the trainer on each other GPU".to_owned(), bytes)));
         let on_host = self.on_host.iter().flatten();
         lines.extend(on_host.map(|(what, bytes)| ((*what).to_owned(), *bytes)));
         lines
@@ -157,6 +138,61 @@ impl MemoryPlan {
         let most = on_host.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         enough("this machine", most, available_bytes())
     }
+}
+
+/// Of so many ranks, together.
+fn of_trainer(plan: &Plan, config: &Config, here: u64) -> Vec<Part> {
+    let trainer = &config.trainer;
+    let ranks = trainer.ranks as usize;
+    let width = Widths::of(plan, config).compute;
+    let shard = |unit: &UnitSpec| shard_len(unit.len(), ranks) as u64;
+    let elements = product(&[here, plan.units.iter().map(shard).sum()]);
+    let mut parts = Vec::new();
+    let mut add = |what, bytes| {
+        parts.push(Part { what, when: When::Always, bytes, grows: false });
+    };
+    let trains = trainer.update == Update::Adamw;
+    if trains {
+        add("master weights", 4 * elements);
+        add("optimizer", 8 * elements);
+    } else if !shares_weights(config) {
+        add("trainer weights", width * elements);
+    }
+    if trains && trainer.kl_coef > 0.0 {
+        add("reference weights", width * elements);
+    }
+    parts.extend(Learning::of(plan, config, here).parts(plan));
+    parts
+}
+
+/// Of so many engines, together.
+fn of_engines(plan: &Plan, config: &Config, engines: u64) -> Vec<Part> {
+    // Servers hold theirs themselves.
+    if config.engine.servers.is_some() {
+        return Vec::new();
+    }
+    // On a GPU they share the weights and take turns.
+    let at_once = if config.engine.device == Device::Cpu { engines } else { 1 };
+    let width = Widths::of(plan, config).compute;
+    let what = if shares_weights(config) { "weights, shared" } else { "engine weights" };
+    let bytes = at_once * width * plan.num_parameters();
+    let budget = u64::from(config.engine.max_num_batched_tokens);
+    let activations = Part {
+        what: "engine's activations",
+        when: When::Generating,
+        bytes: product(&[at_once, width, floats_a_token(plan), budget]),
+        grows: true,
+    };
+    vec![Part { what, when: When::Always, bytes, grows: false }, activations]
+}
+
+/// Whether engine and trainer have one copy: a CPU packs the engine's, and what is sharded over
+/// ranks or changes is gathered into another.
+fn shares_weights(config: &Config) -> bool {
+    let (engine, trainer) = (&config.engine, &config.trainer);
+    let on_cpu = engine.device == Device::Cpu;
+    let is_whole = trainer.update == Update::None && trainer.ranks == 1;
+    engine.servers.is_none() && !on_cpu && is_whole
 }
 
 fn enough(whose: &str, needed: u64, available: Option<u64>) -> Result<()> {
@@ -191,91 +227,15 @@ impl Widths {
     }
 }
 
-/// What scoring and updates work on.
-struct Learning {
-    trains: bool,
-    on_cpu: bool,
-    widths: Widths,
-    /// Chunks at once.
-    chunks: u64,
-    /// Of one chunk.
-    chunk_tokens: u64,
-    /// Scored together.
-    step_tokens: u64,
-    /// Learned from together.
-    update_tokens: u64,
-}
-
-impl Learning {
-    fn of(plan: &Plan, config: &Config) -> Self {
-        let (rollout, trainer) = (&config.rollout, &config.trainer);
-        let longest = u64::from(config.engine.max_model_len);
-        let sequence = match &config.task {
-            TaskConfig::Arithmetic { prompt_tokens: Some(prompt), .. } => {
-                longest.min(u64::from(*prompt) + u64::from(rollout.max_new_tokens))
-            }
-            _ => longest,
-        };
-        let sequences =
-            product(&[rollout.prompts_per_step.into(), rollout.rollouts_per_prompt.into()]);
-        let of_update = sequences.div_ceil(u64::from(trainer.updates_per_step));
-        let warm = if trainer.warm_start.steps > 0 { trainer.warm_start.batch } else { 0 };
-        let step_tokens = product(&[sequences, sequence]);
-        let chunk_tokens = u64::from(trainer.max_tokens_per_chunk).max(sequence);
-        let on_cpu = config.engine.device == Device::Cpu;
-        let at_once = if on_cpu { rayon::current_num_threads() as u64 } else { 1 };
-        Self {
-            trains: trainer.update == Update::Adamw,
-            on_cpu,
-            widths: Widths::of(plan, config),
-            chunks: at_once.min(step_tokens.div_ceil(chunk_tokens)),
-            chunk_tokens: chunk_tokens.min(step_tokens),
-            step_tokens,
-            update_tokens: product(&[of_update.max(warm.into()), sequence]),
-        }
-    }
-
-    fn parts(&self, plan: &Plan) -> Vec<Part> {
-        let Self { trains, on_cpu, chunks, chunk_tokens, step_tokens, update_tokens, .. } = *self;
-        let Widths { compute, residual } = self.widths;
-        let (h, v) = (plan.config.hidden_size as u64, plan.config.vocab_size as u64);
-        let mut parts = Vec::new();
-        let mut add =
-            |what, bytes, grows| parts.push(Part { what, when: When::Learning, bytes, grows });
-        let root = plan.units[0].len() as u64;
-        let largest = plan.units[1..].iter().map(|unit| unit.len() as u64).max().unwrap_or(0);
-        // A gathered unit is packed on a CPU, for a backward both ways.
-        let copies = u64::from(trains) + u64::from(on_cpu) * if trains { 2 } else { 1 };
-        add("a layer and the root", copies * compute * (root + largest), false);
-        // Each row has beside it what the layer adds to it; in an update, its f32 gradient.
-        let scored = product(&[residual + compute, step_tokens]);
-        let updated = product(&[residual + 4, update_tokens]);
-        let rows = if trains { scored.max(updated) } else { scored };
-        add("rows between layers", product(&[h, rows]), true);
-        let width = compute + if trains { 4 } else { 0 };
-        let of_layer = product(&[floats_a_token(plan), chunk_tokens, chunks]);
-        add("a layer's activations", product(&[width, of_layer]), true);
-        let logit_rows = if on_cpu { CPU_LOGIT_ROWS } else { GPU_LOGIT_ROWS } as u64;
-        let stages = if trains { 2 } else { 1 };
-        add("logits", product(&[4, stages, v, logit_rows, chunks]), true);
-        if trains {
-            let layers = plan.layers.len() as u64;
-            add("layers' inputs, kept", product(&[residual, h, layers, update_tokens]), true);
-            add("gradient", 4 * plan.num_parameters(), false);
-            add("chunks' gradients", product(&[4, root.max(largest), chunks.min(8)]), false);
-        }
-        parts
-    }
-}
-
 /// As the configuration alone gives it; a pool that cannot be is refused where it is made.
 fn configured_pool(plan: &Plan, config: &Config) -> Option<u64> {
-    if config.engine.is_measured() {
+    let engine = &config.engine;
+    if engine.is_measured() {
         return None;
     }
     let num = plan.numerics_of(config);
-    let layout = engine::layout(plan, &num, &config.engine).ok()?;
-    let memory = engine::block_memory(plan, &num, &config.engine, engines_on_one(&config.engine));
+    let layout = engine::layout(plan, &num, engine).ok()?;
+    let memory = engine::block_memory(plan, &num, engine, device::engines_on_one(engine));
     Some(product(&[layout.block_bytes(), layout.num_blocks(&memory).ok()?.into()]))
 }
 
@@ -304,7 +264,12 @@ mod tests {
     }
 
     fn plan_of(preset: Preset, sets: &[&str]) -> MemoryPlan {
-        MemoryPlan::of(&Plan::new(preset.config()), &config_of(sets), Some(0))
+        shared_by(1, preset, sets)
+    }
+
+    fn shared_by(here: u32, preset: Preset, sets: &[&str]) -> MemoryPlan {
+        let plan = Plan::new(preset.config());
+        MemoryPlan::sharing(&plan, &config_of(sets), Some(0), here.into())
     }
 
     fn part(plan: &MemoryPlan, what: &str) -> Option<u64> {
@@ -365,6 +330,31 @@ mod tests {
         assert_eq!(part(&none, "layers' inputs, kept"), None);
         assert_eq!(part(&none, "rows between layers"), Some((2 + 2) * rows));
         assert_eq!(part(&none, "gradient"), None);
+    }
+
+    /// A rank a GPU has half of what stays and of what a step keeps; the engine is on the first.
+    /// Two on one GPU have all of it there, and each its own gathered units.
+    #[test]
+    fn ranks_have_their_shards_and_their_share_of_a_step() {
+        let sets = ["engine.device=cuda", "model.dtype=bf16", "rollout.prompts_per_step=16"];
+        let two = [&sets[..], &["trainer.ranks=2"]].concat();
+        let one = plan_of(Preset::Jamba3bShape, &sets);
+        let apart = shared_by(1, Preset::Jamba3bShape, &two);
+        let together = shared_by(2, Preset::Jamba3bShape, &two);
+        for what in ["master weights", "optimizer", "layers' inputs, kept", "rows between layers"] {
+            let whole = part(&one, what).expect(what);
+            assert_eq!(part(&together, what), Some(whole), "{what}");
+            assert_eq!(part(&apart, what), Some(whole / 2), "{what}");
+        }
+        assert_eq!(part(&apart, "engine weights"), part(&one, "engine weights"));
+        assert!(one.others.is_none() && together.others.is_none());
+        let others = apart.others.as_ref().expect("a GPU");
+        let others: u64 = others.iter().map(|part| part.bytes).sum();
+        let engine = part(&apart, "engine weights").expect("an engine");
+        let here = apart.fullest(Some(0), true);
+        assert_eq!(here, others + engine, "what the engine works on, it works on at another time");
+        let gathered = |plan| part(plan, "a layer and the root").expect("gathered");
+        assert!(gathered(&together) > 2 * gathered(&one));
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl Session {
         let Parts { plan, master, num, codec } = parts::load(config, free)?;
         let task = Task::new(&config.task, config.seed, Arc::clone(&codec))?;
         let contract = config.contract();
-        let trainer = Trainer::new(&device, plan.clone(), num, config.trainer.clone(), &master);
+        let trainer = device::trainer(&device, (&plan, num), config, &master)?;
         // The trainer has its own.
         drop(master);
         let weights = trainer.hand_over()?;
@@ -158,7 +158,7 @@ impl Session {
         }
         let was_warmed = self.config.trainer.warm_start.steps > 0;
         if was_warmed {
-            self.trainer.end_warm_start();
+            self.trainer.end_warm_start()?;
         }
         // Servers that learn have had whatever lay in their folder until now.
         let learn = self.config.trainer.update != Update::None;

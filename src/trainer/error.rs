@@ -1,6 +1,10 @@
 //! What can go wrong in the trainer's room.
 
+use std::time::Duration;
+
 use crate::base::Rank;
+#[cfg(feature = "cuda")]
+use crate::ops::cuda::DeviceError;
 
 /// A refusal of the trainer. Nothing was updated when one is returned.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +27,27 @@ pub enum TrainerError {
     #[error("rank {rank} left while the others waited for it: see the error of its own thread")]
     RankLeft { rank: Rank },
 
+    #[error(
+        "{who} did not come within {} s to where the others wait: look at what holds it up (a GPU \
+         that hangs, a process that is stopped), and resume the run",
+        waited.as_secs_f64()
+    )]
+    RankMissing { who: String, waited: Duration },
+
+    #[error("rank {rank} refused the step, so that no rank has changed a weight")]
+    RankRefused { rank: Rank },
+
+    #[error("rank {rank} of the trainer has failed: {message}")]
+    RankFailed { rank: Rank, message: String },
+
+    #[cfg(feature = "cuda")]
+    #[error("rank {rank} of the trainer: {source}")]
+    Device { rank: Rank, source: DeviceError },
+
+    #[cfg(feature = "cuda")]
+    #[error("the trainer's ranks cannot be connected: {0}")]
+    NoLink(DeviceError),
+
     #[error("the reference model needs the tensor {name} of shape {expected:?}, found {found}")]
     ReferenceWeight { name: String, expected: Vec<usize>, found: String },
 
@@ -37,4 +62,17 @@ pub enum TrainerError {
 
     #[error("candle, in the reference model: {0}")]
     Candle(#[from] candle_core::Error),
+}
+
+impl TrainerError {
+    pub(super) fn missing(ranks: &[Rank], waited: Duration) -> Self {
+        let names: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+        let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+        Self::RankMissing { who: format!("{noun} {}", names.join(", ")), waited }
+    }
+
+    /// Whether this rank says only that something was wrong with another.
+    pub(super) fn is_of_another(&self) -> bool {
+        matches!(self, Self::RankLeft { .. } | Self::RankMissing { .. } | Self::RankRefused { .. })
+    }
 }

@@ -207,6 +207,17 @@ impl Loss {
         Ok(gradient)
     }
 
+    /// The terms of two parts of one minibatch; those of `after` are added behind this part's.
+    #[must_use]
+    pub fn and(mut self, after: Self) -> Self {
+        assert_eq!(self.counts, after.counts, "two parts of one minibatch");
+        self.seen.tokens += after.seen.tokens;
+        self.seen.sequences += after.seen.sequences;
+        self.advantages.extend(after.advantages);
+        self.sums.add_sums(&after.sums);
+        self
+    }
+
     /// All that was summed, once every sequence has been added.
     #[must_use]
     pub fn finish(self) -> Terms {
@@ -239,6 +250,23 @@ impl Loss {
 }
 
 impl Sums {
+    fn add_sums(&mut self, after: &Self) {
+        self.policy += after.policy;
+        self.kl = match (self.kl, after.kl) {
+            (Some(kl), Some(more)) => Some(kl + more),
+            (one, other) => one.or(other),
+        };
+        self.approx_kl += after.approx_kl;
+        self.ratio += after.ratio;
+        self.ratio_min = self.ratio_min.min(after.ratio_min);
+        self.ratio_max = self.ratio_max.max(after.ratio_max);
+        self.clipped_low += after.clipped_low;
+        self.clipped_high += after.clipped_high;
+        self.importance += after.importance;
+        self.importance_max = self.importance_max.max(after.importance_max);
+        self.capped += after.capped;
+    }
+
     /// Adds one token and returns the gradient of its share of the loss in `token.new`.
     fn add(&mut self, token: &Token, options: &Options) -> f64 {
         let log_ratio = token.new - token.old;

@@ -1,65 +1,51 @@
 //! The trainer: scores sequences before any update, and updates.
+//!
+//! It deals the sequences to its ranks, sends each the same call, and puts their results together,
+//! in the caller's order and, where they are sums, in rank order.
 
-mod rows;
 mod snapshot;
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::collective::SharedMemory;
-use super::head::{self, Scored, Target};
-use super::minibatch::GrpoChunk;
-use super::pass::{self, Chunk, Gradient, Shape, Units};
-use super::units::ShardedUnits;
+use super::collective::{Collective, SharedMemory, PATIENCE};
+use super::deal::Deal;
+pub use super::worker::Prediction;
+use super::worker::{Minibatch, Worker};
+use super::world::World;
 use super::{
-    adamw, grpo, planted, Experience, Inspection, Sequence, SequenceScores, TrainerError,
-    UpdateReport, WeightSet,
+    adamw, grpo, Experience, Inspection, Sequence, SequenceScores, TrainerError, UpdateReport,
+    WeightSet,
 };
-pub use rows::Prediction;
 pub use snapshot::TrainerSnapshot;
 
-use crate::base::{Contract, TokenId, WeightVersion};
-use crate::config::{Fault, TrainerConfig, Update};
-use crate::model::{Block, Numerics, Plan};
-use crate::ops::array::{Array, Device};
-use crate::ops::weights::Weights;
+use crate::base::{Contract, WeightVersion};
+use crate::config::{Dtype, TrainerConfig, Update};
+use crate::model::{Numerics, Plan};
+use crate::ops::array::Device;
+use crate::rollout::Routes;
 
-/// One rank of the trainer.
+/// A model that is sharded over ranks.
 pub struct Trainer {
-    device: Device,
-    plan: Plan,
-    num: Numerics,
-    config: TrainerConfig,
-    units: ShardedUnits,
-    /// The start weights, where a KL is asked for.
-    frozen: Option<Frozen>,
+    plan: Arc<Plan>,
+    dtype: Dtype,
+    config: Arc<TrainerConfig>,
+    world: World,
+    /// Whether there are start weights, for a KL.
+    is_frozen: bool,
     /// Optimizer updates of the whole run, the warm start's included.
     version: WeightVersion,
+    /// Of the optimizer, which a warm start's end sets back to 0.
+    updates: u64,
     /// Scoring passes so far, which a planted fault draws from.
     passes: Cell<u64>,
-}
-
-struct Frozen(Vec<Weights>);
-
-impl Units for Frozen {
-    fn gather(&self, index: usize) -> Result<Weights, TrainerError> {
-        Ok(self.0[index].clone())
-    }
-}
-
-/// The sharded weights as scoring sees them with the planted fault.
-struct Faulty<'a>(&'a Trainer);
-
-impl Units for Faulty<'_> {
-    fn gather(&self, index: usize) -> Result<Weights, TrainerError> {
-        let unit = self.0.units.gather(index)?;
-        // One element of the final norm is the next value of its dtype.
-        let first = self.0.plan.units[0].tensors[0].len();
-        Ok(if index == 0 { unit.with_ulp(first) } else { unit })
-    }
+    /// Of weights that nothing changes.
+    fingerprints: OnceCell<Vec<u64>>,
 }
 
 impl Trainer {
-    /// One rank that is the whole world, over a model's f32 master weights.
+    /// `config.ranks` ranks that share one device, over a model's f32 master weights.
     #[must_use]
     pub fn new(
         device: &Device,
@@ -68,17 +54,53 @@ impl Trainer {
         config: TrainerConfig,
         master: &[Vec<f32>],
     ) -> Self {
-        let device = device.clone();
-        let world = SharedMemory::world(1).pop().expect("a world of one rank");
-        let trains = config.update == Update::Adamw;
-        let weights = (&plan, master);
-        let units = ShardedUnits::new(Box::new(world), &device, num.dtype, weights, trains);
-        let (version, passes) = (WeightVersion::new(0), Cell::new(0));
-        Self { device, plan, num, config, units, frozen: None, version, passes }
+        let ends = SharedMemory::world(config.ranks as usize).into_iter();
+        let ends = ends.map(|end| (Box::new(end) as Box<dyn Collective>, device.clone()));
+        Self::over(ends.collect(), (plan, num), config, master, PATIENCE)
     }
 
-    fn shape(&self) -> Shape<'_> {
-        Shape { plan: &self.plan, num: &self.num, device: &self.device }
+    /// The same over several devices, which are different GPUs: a rank each, in order. The weights
+    /// of [`Self::hand_over`] are left on the first.
+    ///
+    /// # Errors
+    /// [`TrainerError::NoLink`], where NCCL is missing or refuses.
+    #[cfg(feature = "cuda")]
+    pub fn over_gpus(
+        gpus: &[Device],
+        plan: Plan,
+        num: Numerics,
+        config: TrainerConfig,
+        master: &[Vec<f32>],
+    ) -> Result<Self, TrainerError> {
+        assert_eq!(gpus.len(), config.ranks as usize, "a GPU a rank");
+        let ends = super::collective::Nccl::world(gpus)?.into_iter().zip(gpus);
+        let ends = ends.map(|(end, gpu)| (Box::new(end) as Box<dyn Collective>, gpu.clone()));
+        Ok(Self::over(ends.collect(), (plan, num), config, master, PATIENCE))
+    }
+
+    fn over(
+        ends: Vec<(Box<dyn Collective>, Device)>,
+        (plan, num): (Plan, Numerics),
+        config: TrainerConfig,
+        master: &[Vec<f32>],
+        patience: Duration,
+    ) -> Self {
+        let (plan, config) = (Arc::new(plan), Arc::new(config));
+        let worker = |(end, device): (Box<dyn Collective>, Device)| {
+            Worker::new(end, &device, (&plan, num), &config, master)
+        };
+        let world = World::new(ends.into_iter().map(worker).collect(), patience);
+        Self {
+            plan,
+            dtype: num.dtype,
+            config,
+            world,
+            is_frozen: false,
+            version: WeightVersion::new(0),
+            updates: 0,
+            passes: Cell::new(0),
+            fingerprints: OnceCell::new(),
+        }
     }
 
     #[must_use]
@@ -89,169 +111,164 @@ impl Trainer {
     /// Keeps today's weights as the KL's reference.
     ///
     /// # Errors
-    /// [`TrainerError::RankLeft`].
+    /// Those of a rank.
     pub fn freeze_reference(&mut self) -> Result<(), TrainerError> {
-        self.frozen = Some(Frozen(self.hand_over()?.units));
+        self.is_frozen = true;
+        self.on_all(Worker::freeze)
+    }
+
+    fn on_all(
+        &mut self,
+        work: impl Fn(&mut Worker) + Send + Sync + 'static,
+    ) -> Result<(), TrainerError> {
+        let done = self.world.each_mut(move |worker| {
+            work(worker);
+            Ok(())
+        })?;
+        assert_eq!(done.len(), self.world.size(), "every rank answers");
         Ok(())
     }
 
     /// Every unit in the compute dtype, as the engine takes them: on a device, without a copy where
-    /// nothing changes them.
+    /// nothing changes them and one rank has all of them.
     ///
     /// # Errors
-    /// [`TrainerError::RankLeft`].
+    /// Those of a rank.
     pub fn hand_over(&self) -> Result<WeightSet, TrainerError> {
-        let gather = |index| self.units.gather(index);
-        let units = (0..self.plan.units.len()).map(gather).collect::<Result<_, _>>()?;
-        Ok(WeightSet { version: self.version, units })
+        Ok(WeightSet { version: self.version, units: self.first(Worker::hand_over)? })
     }
 
     /// Each unit's whole f32 master weights; of a trainer that only scores, as it scores with them.
     ///
     /// # Errors
-    /// [`TrainerError::RankLeft`].
+    /// Those of a rank.
     pub fn master(&self) -> Result<Vec<Vec<f32>>, TrainerError> {
-        (0..self.plan.units.len()).map(|index| self.units.copy_master(index)).collect()
+        self.first(Worker::master)
     }
 
     /// The fingerprint of every tensor that scoring uses, in the plan's order.
     ///
     /// # Errors
-    /// [`TrainerError::RankLeft`].
+    /// Those of a rank.
     pub fn fingerprints(&self) -> Result<Vec<u64>, TrainerError> {
-        let mut all = self.units.fingerprints(&self.plan)?;
-        if self.has_fault() {
-            let root = &self.plan.units[0];
-            let changed = root.fingerprints(&Faulty(self).gather(0)?);
-            all.splice(..changed.len(), changed);
+        if let Some(known) = self.fingerprints.get() {
+            return Ok(known.clone());
+        }
+        let all = self.first(Worker::fingerprints)?;
+        if self.config.update == Update::None {
+            self.fingerprints.get_or_init(|| all.clone());
         }
         Ok(all)
     }
 
-    fn has_fault(&self) -> bool {
-        self.config.faults.contains(&Fault::TrainerWeightUlp)
+    /// What the first rank has gathered.
+    fn first<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Worker) -> Result<T, TrainerError> + Send + Sync + 'static,
+    ) -> Result<T, TrainerError> {
+        Ok(self.world.each(work)?.swap_remove(0))
     }
 
-    fn with_units<T>(
+    fn deal<'a>(&self, sequences: impl IntoIterator<Item = &'a Sequence>) -> Deal {
+        let len = |sequence: &Sequence| {
+            let (prompt, all) = (sequence.prompt_len, sequence.tokens.len());
+            assert!(0 < prompt && prompt <= all, "a prompt of {prompt} in {all} tokens");
+            all
+        };
+        Deal::new(sequences.into_iter().map(len), self.world.size())
+    }
+
+    /// What the ranks make of the sequences that each was dealt, in the caller's order.
+    fn dealt<T: Send + 'static>(
         &self,
-        body: impl FnOnce(&dyn Units) -> Result<T, TrainerError>,
-    ) -> Result<T, TrainerError> {
-        if self.has_fault() {
-            body(&Faulty(self))
-        } else {
-            body(&self.units)
-        }
+        sequences: &[Sequence],
+        work: impl Fn(&Worker, &[Sequence]) -> Result<Vec<T>, TrainerError> + Send + Sync + 'static,
+    ) -> Result<Vec<T>, TrainerError> {
+        let deal = self.deal(sequences);
+        let parts = deal.parts(sequences);
+        let done = self.world.each(move |worker| work(worker, &parts[worker.index()]))?;
+        Ok(deal.gathered(done))
     }
 
     /// The `trainer` leg: every completion token's log-probability, with the weights as they are.
     ///
     /// # Errors
-    /// [`TrainerError::RankLeft`].
+    /// Those of a rank.
     pub fn score(
         &self,
         sequences: &[Sequence],
         contract: &Contract,
     ) -> Result<Vec<SequenceScores>, TrainerError> {
         self.passes.set(self.passes.get() + 1);
-        self.with_units(|units| self.score_with(units, sequences, contract, &self.config.faults))
+        let (pass, contract) = (self.passes.get(), *contract);
+        self.dealt(sequences, move |worker, own| worker.score(own, &contract, pass))
     }
 
-    fn score_with(
+    /// What `see` makes of each completion token, for each sequence. It is called from several
+    /// threads; of the logits no more than a few rows a thread exist at once.
+    ///
+    /// # Errors
+    /// Those of a rank.
+    pub fn map_logits<T: Send + 'static>(
         &self,
-        units: &dyn Units,
         sequences: &[Sequence],
-        contract: &Contract,
-        faults: &[Fault],
-    ) -> Result<Vec<SequenceScores>, TrainerError> {
-        let (mut chunks, mut prompt_lens) = self.pack(sequences);
-        let pad = self.plan.config.pad_token_id.unwrap_or(TokenId::new(0));
-        let pass = self.passes.get();
-        planted::plant(faults, pass, pad, &self.device, &mut chunks, &mut prompt_lens);
-        let root = pass::forward(self.shape(), units, &mut chunks, false, None)?;
-        let shape = self.shape();
-        let scored: Vec<Vec<Scored>> = self.device.map(&mut chunks, |_, chunk| {
-            let targets = head::targets(chunk, &prompt_lens);
-            let mut scored = head::log_probs(shape, &root, chunk, &targets, contract);
-            if faults.contains(&Fault::BatchDependentReduction) {
-                planted::sum_by_batch(shape, &root, chunk, &targets, contract, &mut scored);
-            }
-            scored
-        });
-        let mut flat = scored.into_iter().flatten();
-        let of_sequence = |sequence: &Sequence| {
-            let mut scores = SequenceScores::default();
-            for _ in sequence.prompt_len..sequence.tokens.len() {
-                let one = flat.next().expect("one score a completion token");
-                scores.contract.push(one.contract);
-                scores.ratio.push(one.ratio);
-            }
-            if faults.contains(&Fault::ShiftedLogprobs) && !scores.contract.is_empty() {
-                scores.contract.rotate_left(1);
-            }
-            scores
-        };
-        Ok(sequences.iter().map(of_sequence).collect())
+        see: impl Fn(Prediction<'_>) -> T + Send + Sync + 'static,
+    ) -> Result<Vec<Vec<T>>, TrainerError> {
+        let places = self.deal(sequences).of_ranks().to_vec();
+        self.dealt(sequences, move |worker, own| {
+            let places = &places[worker.index()];
+            worker
+                .map_logits(own, |seen| see(Prediction { sequence: places[seen.sequence], ..seen }))
+        })
     }
 
     /// Every hidden state and logit of whole sequences, for comparison with other implementations.
     ///
     /// # Errors
-    /// [`TrainerError::RankLeft`].
+    /// Those of a rank.
     pub fn inspect(&self, sequences: &[Sequence]) -> Result<Vec<Inspection>, TrainerError> {
-        let (mut chunks, _) = self.pack(sequences);
-        let (h, v) = (self.plan.config.hidden_size, self.plan.config.vocab_size);
-        let mut inspections = vec![Inspection::default(); sequences.len()];
-        let mut keep = |chunk: &Chunk, x_th: &[f32]| {
-            for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
-                inspections[sequence].hidden.push(x_th[span.floats(h)].to_vec());
-            }
-        };
-        let mut routers = vec![Vec::new(); sequences.len()];
-        let mut observe = |block: &Block, chunks: &[Chunk]| {
-            for chunk in chunks {
-                keep(chunk, &chunk.x.settled().to_host());
-                let logits_te = block.router_logits(&self.num, &chunk.spans, chunk.x.settled());
-                let Some(logits_te) = logits_te else { continue };
-                let logits_te = logits_te.into_host();
-                let experts = logits_te.len() / chunk.tokens.len();
-                for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
-                    routers[sequence].push(logits_te[span.floats(experts)].to_vec());
-                }
-            }
-        };
-        let root = self.with_units(|units| {
-            pass::forward(self.shape(), units, &mut chunks, false, Some(&mut observe))
-        })?;
-        for chunk in &chunks {
-            keep(chunk, &root.norm(&self.num, chunk.x.settled()).into_host());
-        }
-        for (inspection, router) in inspections.iter_mut().zip(routers) {
-            inspection.router_logits = router;
-        }
-        for chunk in &chunks {
-            let logits_tv = root.logits(&self.num, chunk.x.settled()).into_host();
-            for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
-                inspections[sequence].logits = logits_tv[span.floats(v)].to_vec();
-            }
-        }
-        Ok(inspections)
+        self.dealt(sequences, Worker::inspect)
     }
 
-    fn pack(&self, sequences: &[Sequence]) -> (Vec<Chunk>, Vec<usize>) {
-        for sequence in sequences {
-            let (prompt, all) = (sequence.prompt_len, sequence.tokens.len());
-            assert!(0 < prompt && prompt <= all, "a prompt of {prompt} in {all} tokens");
-        }
-        let tokens: Vec<&[TokenId]> = sequences.iter().map(|s| s.tokens.as_slice()).collect();
-        let chunks = pass::pack(&self.device, &tokens, self.config.max_tokens_per_chunk as usize);
-        (chunks, sequences.iter().map(|sequence| sequence.prompt_len).collect())
+    /// Where the model's routers send every token of the sequences; of a model without experts,
+    /// nowhere.
+    ///
+    /// # Errors
+    /// Those of a rank.
+    pub fn routes(&self, sequences: &[Sequence]) -> Result<Vec<Routes>, TrainerError> {
+        self.dealt(sequences, Worker::routes)
+    }
+
+    /// `[sequences][parts][tokens]`: digests of the residual stream after each of
+    /// [`crate::model::Plan::parts`].
+    ///
+    /// # Errors
+    /// Those of a rank.
+    pub fn streams(&self, sequences: &[Sequence]) -> Result<Vec<Vec<Vec<u64>>>, TrainerError> {
+        self.dealt(sequences, Worker::streams)
+    }
+
+    /// Which sequences scoring takes together, in order: indices into the list.
+    #[must_use]
+    pub fn packs(&self, sequences: &[Sequence]) -> Vec<Vec<usize>> {
+        let deal = self.deal(sequences);
+        let most = self.config.max_tokens_per_chunk as usize;
+        let of_rank = |own: &Vec<usize>| {
+            let lens = own.iter().map(|&index| sequences[index].tokens.len());
+            let packed = super::pass::packs(lens, most);
+            packed
+                .into_iter()
+                .map(|chunk| chunk.iter().map(|&at| own[at]).collect())
+                .collect::<Vec<Vec<usize>>>()
+        };
+        deal.of_ranks().iter().flat_map(of_rank).collect()
     }
 
     /// One step of GRPO: `updates_per_step` minibatches, in order.
     ///
     /// # Errors
-    /// A loss or gradient that is not finite or not defined; no weight has then been changed by
-    /// the minibatch it happened in.
+    /// A loss or gradient that is not finite or not defined; no weight of any rank has then been
+    /// changed by the minibatch it happened in. Those of a rank.
     pub fn update(
         &mut self,
         experiences: &[Experience],
@@ -274,9 +291,12 @@ impl Trainer {
         experiences: &[Experience],
         contract: &Contract,
     ) -> Result<Option<Vec<SequenceScores>>, TrainerError> {
-        let Some(frozen) = &self.frozen else { return Ok(None) };
+        if !self.is_frozen {
+            return Ok(None);
+        }
         let sequences: Vec<Sequence> = experiences.iter().map(|e| e.sequence.clone()).collect();
-        self.score_with(frozen, &sequences, contract, &[]).map(Some)
+        let contract = *contract;
+        self.dealt(&sequences, move |worker, own| worker.score_frozen(own, &contract)).map(Some)
     }
 
     fn update_minibatch(
@@ -286,99 +306,88 @@ impl Trainer {
         contract: &Contract,
     ) -> Result<UpdateReport, TrainerError> {
         let temperature = if contract.is_greedy() { 1.0 } else { contract.temperature };
-        let sequences: Vec<Sequence> = experiences.iter().map(|e| e.sequence.clone()).collect();
         let mut counts = grpo::Counts::default();
         experiences.iter().for_each(|experience| counts.add(&experience.mask));
-        let mut loss = grpo::Loss::new(grpo::Options::from(&self.config), counts)?;
-        let gradient = self.gradient(&sequences, temperature, |chunk, new| {
-            loss.add(&GrpoChunk::new(chunk, experiences, reference, new).borrow())
+        if counts.tokens == 0 {
+            return Err(TrainerError::NoTokens);
+        }
+        let deal = self.deal(experiences.iter().map(|experience| &experience.sequence));
+        let parts = deal.parts(experiences);
+        let references = reference.map(|all| deal.parts(all));
+        let (options, step) = (adamw::Options::from(&*self.config), self.updates + 1);
+        let done = self.world.each_mut(move |worker| {
+            let rank = worker.index();
+            let reference = references.as_ref().map(|all| &all[rank][..]);
+            let experiences = &parts[rank];
+            let batch = Minibatch { experiences, reference, temperature, counts };
+            worker.learn(&batch, (&options, step))
         })?;
-        let options = adamw::Options::from(&self.config);
-        let grad_norm = self.apply(&options, gradient)?;
-        let learning_rate = options.rate(self.units.updates);
+        self.count_update();
+        let (losses, norms): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+        let loss = losses.into_iter().reduce(grpo::Loss::and).expect("there is a rank");
+        let (grad_norm, learning_rate) = (norms[0], options.rate(step));
         Ok(UpdateReport { terms: loss.finish(), grad_norm, learning_rate })
     }
 
-    fn apply(&mut self, options: &adamw::Options, gradient: Gradient) -> Result<f64, TrainerError> {
-        let norm = self.units.update(&self.plan, options, gradient)?;
+    fn count_update(&mut self) {
+        self.updates += 1;
         self.version = WeightVersion::new(self.version.get() + 1);
-        Ok(norm)
-    }
-
-    /// Forward, then `loss` chunk by chunk in order (log-probabilities in, their gradient out),
-    /// then backward.
-    fn gradient(
-        &self,
-        sequences: &[Sequence],
-        temperature: f32,
-        mut loss: impl FnMut(&Chunk, &[f64]) -> Result<Vec<f64>, TrainerError>,
-    ) -> Result<Gradient, TrainerError> {
-        let (shape, plain) = (self.shape(), Contract { temperature, ..Contract::PLAIN });
-        let (mut chunks, prompt_lens) = self.pack(sequences);
-        let root = pass::forward(shape, &self.units, &mut chunks, true, None)?;
-        let targets: Vec<Vec<Target>> =
-            chunks.iter().map(|chunk| head::targets(chunk, &prompt_lens)).collect();
-        let new: Vec<Vec<f64>> = self.device.map(&mut chunks, |i, chunk| {
-            let scored = head::log_probs(shape, &root, chunk, &targets[i], &plain);
-            scored.iter().map(|one| f64::from(one.ratio.get())).collect()
-        });
-        let mut upstream: Vec<Vec<f32>> = Vec::with_capacity(chunks.len());
-        for (chunk, new) in chunks.iter().zip(&new) {
-            upstream.push(loss(chunk, new)?.into_iter().map(|d| d as f32).collect());
-        }
-        pass::backward(shape, &self.units, &chunks, &|root, index, chunk, grads| {
-            let (targets, up) = (&targets[index], &upstream[index]);
-            head::backward(shape, root, chunk, targets, up, temperature, grads)
-        })
-    }
-
-    /// Mean cross entropy of the completions' tokens, in nats, and its gradient.
-    fn supervised_gradient(&self, sequences: &[Sequence]) -> Result<(f64, Gradient), TrainerError> {
-        let tokens: usize = sequences.iter().map(|s| s.tokens.len() - s.prompt_len).sum();
-        if tokens == 0 {
-            return Err(TrainerError::NoTokens);
-        }
-        let mut loss = 0.0;
-        let gradient = self.gradient(sequences, 1.0, |_, new| {
-            loss -= new.iter().sum::<f64>();
-            Ok(vec![-1.0 / tokens as f64; new.len()])
-        })?;
-        Ok((loss / tokens as f64, gradient))
     }
 
     /// The loss and every tensor's gradient norm by its Hugging Face name, without an update.
     ///
     /// # Errors
-    /// [`TrainerError::NoTokens`].
+    /// [`TrainerError::NoTokens`], and those of a rank.
     pub fn supervised_grad_norms(
         &self,
         sequences: &[Sequence],
     ) -> Result<(f64, Vec<(String, f64)>), TrainerError> {
-        let (loss, gradient) = self.supervised_gradient(sequences)?;
-        let of_unit = |(spec, flat): (&crate::model::UnitSpec, &Array)| {
-            let flat = flat.to_host();
-            let parts = spec.tensors.iter().zip(spec.parts(&flat));
-            parts
-                .map(|(tensor, part)| (tensor.name.clone(), adamw::squared_norm(part).sqrt()))
-                .collect::<Vec<_>>()
-        };
-        Ok((loss, self.plan.units.iter().zip(&gradient).flat_map(of_unit).collect()))
+        let (tokens, parts) = self.supervised(sequences)?;
+        let done = self
+            .world
+            .each(move |worker| worker.supervised_grad_norms(&parts[worker.index()], tokens))?;
+        let (losses, mut norms): (Vec<f64>, Vec<_>) = done.into_iter().unzip();
+        Ok((losses.iter().sum(), norms.swap_remove(0)))
     }
 
-    /// One supervised step on the completions of `sequences`; returns the loss before it.
+    /// One supervised step on the completions of `sequences`; returns the loss before it, the mean
+    /// cross entropy in nats.
     ///
     /// # Errors
     /// As [`Self::update`].
     pub fn warm_step(&mut self, sequences: &[Sequence]) -> Result<f64, TrainerError> {
-        let (loss, gradient) = self.supervised_gradient(sequences)?;
+        let (tokens, parts) = self.supervised(sequences)?;
         let learning_rate = self.config.warm_start.learning_rate;
-        let options = adamw::Options { learning_rate, ..adamw::Options::from(&self.config) };
-        self.apply(&options, gradient)?;
-        Ok(loss)
+        let options = adamw::Options { learning_rate, ..adamw::Options::from(&*self.config) };
+        let step = self.updates + 1;
+        let losses = self.world.each_mut(move |worker| {
+            worker.warm_step(&parts[worker.index()], tokens, (&options, step))
+        })?;
+        self.count_update();
+        Ok(losses.iter().sum())
+    }
+
+    /// Completion tokens in all, and each rank's sequences.
+    fn supervised(
+        &self,
+        sequences: &[Sequence],
+    ) -> Result<(usize, Vec<Vec<Sequence>>), TrainerError> {
+        let parts = self.deal(sequences).parts(sequences);
+        match sequences.iter().map(|s| s.tokens.len() - s.prompt_len).sum() {
+            0 => Err(TrainerError::NoTokens),
+            tokens => Ok((tokens, parts)),
+        }
     }
 
     /// Ends the warm start: the loop begins with a fresh optimizer.
-    pub fn end_warm_start(&mut self) {
-        self.units.reset_optimizer();
+    ///
+    /// # Errors
+    /// Those of a rank.
+    pub fn end_warm_start(&mut self) -> Result<(), TrainerError> {
+        self.updates = 0;
+        self.on_all(|worker| worker.units.reset_optimizer())
     }
 }
+
+#[cfg(test)]
+mod tests;

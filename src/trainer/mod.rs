@@ -6,6 +6,7 @@
 pub mod adamw;
 pub mod collective;
 mod data;
+mod deal;
 mod error;
 pub mod grpo;
 mod head;
@@ -15,6 +16,8 @@ mod pass;
 mod planted;
 pub mod reference;
 mod units;
+mod worker;
+mod world;
 
 pub use data::{Experience, Inspection, Sequence, SequenceScores, UpdateReport, WeightSet};
 pub use error::TrainerError;

@@ -7,6 +7,7 @@ mod attention;
 mod conv;
 mod elementwise;
 mod gemm;
+mod nccl;
 mod pages;
 mod policies;
 mod rms_norm;

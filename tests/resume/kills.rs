@@ -60,6 +60,12 @@ fn training_after_a_warm_start_with_a_frozen_reference() {
 }
 
 #[test]
+fn training_over_two_ranks() {
+    let case = Case { set: &[TRAINING.set, &["trainer.ranks=2"]].concat(), ..TRAINING };
+    check(&case, 6, 7);
+}
+
+#[test]
 fn an_index_that_wraps() {
     check(&WRAPPED, 7, 3);
 }

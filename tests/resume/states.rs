@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::common::records::{assert_same, assert_same_records, records};
 use crate::common::run::{gapscope, read_json, SUMS};
-use crate::{kill, refusal, wait_until, Case, STALE, SWEEP, TWO_ENGINES};
+use crate::{kill, refusal, wait_until, Case, STALE, SWEEP, TRAINING, TWO_ENGINES};
 
 /// A run's end, and what one that was killed behind its second checkpoint has left.
 struct Pair {
@@ -115,6 +115,35 @@ fn what_can_go_on_ends_in_the_same_bytes() {
         let first: Vec<&str> = rows.split_inclusive('\n').take(2).collect();
         write(run.join("steps.jsonl"), first.concat() + "{\"st");
     });
+}
+
+/// What a step generates and scores does not depend on how many ranks its weights lie on; what it
+/// learns differs by the order of a sum.
+#[test]
+fn any_number_of_ranks_goes_on_from_any_others_checkpoint() {
+    for (before, after) in [(1, 3), (2, 1)] {
+        let ranks = |count: i32| format!("trainer.ranks={count}");
+        let [before, after] = [ranks(before), ranks(after)];
+        let case = Case { set: &[TRAINING.set, &[&before]].concat(), ..TRAINING };
+        let pair = Pair::of(&case);
+        let run = pair.copy(&after);
+        let other = Case { set: &[TRAINING.set, &[&after]].concat(), ..TRAINING };
+        let seeded = Case { set: &[other.set, &["seed=9"]].concat(), ..TRAINING };
+        let refused = refusal(&seeded.run(&run, &["--resume"]));
+        assert!(refused.contains("was run with seed = 3, and here it is 9"), "{refused}");
+
+        let said = other.succeed(&run, &["--resume"]);
+        let step = said.lines().find_map(|line| line.strip_prefix("small: resuming after step "));
+        let step: u32 = step.expect("a checkpoint").parse().expect("a step");
+        for step in 1..=(step + 1).min(16) {
+            let file = format!("tokens/step-{step:05}.parquet");
+            let [one, two] = [&run, &pair.whole].map(|run| fs::read(run.join(&file)).expect("it"));
+            assert!(one == two, "{before} to {after}: {file}");
+        }
+        assert_eq!(read_json(&run.join("summary.json"))["steps_done"], 16);
+        let now = &read_json(&run.join("config.json"))["trainer"]["ranks"];
+        assert_eq!(format!("trainer.ranks={now}"), after);
+    }
 }
 
 #[test]

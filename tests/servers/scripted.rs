@@ -141,17 +141,18 @@ impl State {
     fn best(&self, prompt: &[TokenId], contract: &Contract) -> (TokenId, f32) {
         let tokens = [prompt, &[TokenId::new(0)]].concat();
         let sequence = Sequence { tokens, prompt_len: prompt.len() };
-        let best = |logits: &[f32]| {
+        let contract = *contract;
+        let best = move |logits: &[f32]| {
             let by_logit = |a: &u32, b: &u32| logits[*a as usize].total_cmp(&logits[*b as usize]);
             let token = (0..logits.len() as u32).max_by(by_logit).map(TokenId::new);
             let token = token.expect("a vocabulary");
-            (token, Sampler::default().log_prob(logits, token, contract).get())
+            (token, Sampler::default().log_prob(logits, token, &contract).get())
         };
         let seen = self
             .trainer
             .lock()
             .expect("no handler panics")
-            .map_logits(&[sequence], |seen| best(seen.logits));
+            .map_logits(&[sequence], move |seen| best(seen.logits));
         seen.expect("logits")[0][0]
     }
 }

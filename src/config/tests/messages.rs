@@ -68,6 +68,7 @@ const FILES: &[Broken] = &[
     Under("[rollout]\ntop_p = 0.0"),
     Under("[rollout]\ntop_k = -2"),
     Under("[rollout]\nmin_p = 1.5"),
+    Under("[trainer]\nranks = 0"),
     Under("[trainer]\nimportance_cap = 0.0"),
     Under("[trainer]\nlearning_rate = inf"),
     Under("[trainer]\nmax_grad_norm = 0"),
@@ -76,7 +77,6 @@ const FILES: &[Broken] = &[
     Under("[task]\noperators = \"+/\""),
     Under("[task]\nkind = \"jsonl\"\npath = \"q\"\nreward = \"regex\"\nreward_pattern = \"(\""),
     // Not in this build.
-    Under("[trainer]\nranks = 4"),
     // Servers.
     Under("[engine]\nkind = \"vllm\""),
     Under("[engine]\nkind = \"vllm\"\nurl = \"https://x:1\""),

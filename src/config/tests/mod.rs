@@ -114,6 +114,7 @@ const OTHER_VALUES: &[(&str, &str, &[&str])] = &[
         &["task.kind=jsonl", "task.path=q", "task.reward=command", "task.reward_command=[\"a\"]"],
     ),
     ("trainer.update", "none", &[]),
+    ("trainer.ranks", "3", &[]),
     ("trainer.learning_rate", "0", &[]),
     ("trainer.warmup_steps", "3", &[]),
     ("trainer.betas", "[0.8, 0.9]", &[]),

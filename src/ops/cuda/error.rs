@@ -43,6 +43,17 @@ pub enum DeviceError {
          or set engine.device = \"cpu\""
     )]
     Library { source: CublasError },
+    #[error(
+        "trainer.ranks over several GPUs needs NCCL (libnccl.so), which the loader does not find: \
+         install it, put a folder that has libnccl.so in LD_LIBRARY_PATH (a wheel has only \
+         libnccl.so.2: link one to the other), or set trainer.ranks = 1"
+    )]
+    NoNccl,
+    #[error(
+        "NCCL failed to {what} ({code}): NCCL_DEBUG=WARN tells why, and trainer.ranks = 1 needs no \
+         NCCL"
+    )]
+    Nccl { what: String, code: String },
     #[error("cuBLASLt failed to {what} on the device: {source:?}")]
     Product { what: String, source: CublasError },
 }

@@ -11,6 +11,7 @@ mod graph;
 mod kernels;
 mod launch;
 mod memory;
+mod nccl;
 mod probe;
 mod spans;
 
@@ -22,6 +23,7 @@ pub use graph::Graph;
 pub use kernels::Kernel;
 pub(crate) use launch::{blocks, launch, THREADS};
 pub use memory::{Kept, Memory};
+pub use nccl::{Communicator, Way};
 pub use probe::{cublaslt_version, devices, driver_version, nccl_version, DeviceInfo};
 pub use spans::Spans;
 

@@ -38,7 +38,9 @@ impl Bytes {
         Self::new(gpu, bytes, dtype)
     }
 
-    fn new(gpu: &Arc<Gpu>, bytes: CudaSlice<u8>, dtype: Dtype) -> Self {
+    /// All of what a kernel or a copy has made.
+    #[must_use]
+    pub fn new(gpu: &Arc<Gpu>, bytes: CudaSlice<u8>, dtype: Dtype) -> Self {
         let range = 0..elements(&bytes.as_view(), dtype);
         Self { gpu: Arc::clone(gpu), whole: Arc::new(bytes), dtype, range }
     }

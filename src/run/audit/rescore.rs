@@ -9,6 +9,7 @@ mod model;
 mod row;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use anyhow::Result;
 
@@ -111,10 +112,12 @@ impl<'a> Rescored<'a> {
         let Some(sides) = &mut self.sides else { return Ok(()) };
         let contracts: Vec<Vec<Contract>> =
             of_sequences.iter().map(|record| contracts(sides, record)).collect();
-        let scores = self.model.trainer.map_logits(&sequences, |seen| {
-            log_probs(seen.logits, seen.token, &contracts[seen.sequence])
+        let contracts = Arc::new(contracts);
+        let of_sequences = Arc::clone(&contracts);
+        let scores = self.model.trainer.map_logits(&sequences, move |seen| {
+            log_probs(seen.logits, seen.token, &of_sequences[seen.sequence])
         })?;
-        for ((&at, scores), contracts) in scored.iter().zip(&scores).zip(&contracts) {
+        for ((&at, scores), contracts) in scored.iter().zip(&scores).zip(contracts.iter()) {
             let rollout = &mut records[at].rollout;
             let mut column = 0;
             let to_model = sides.each_mut().map(|side| {
@@ -307,7 +310,7 @@ fn sides(
     let apart = all.len().div_ceil(ROWS);
     let chosen: BTreeMap<(usize, usize), usize> =
         all.into_iter().step_by(apart).map(|(i, index, at)| ((i, index), at)).collect();
-    let seen = model.trainer.map_logits(sequences, |seen| {
+    let seen = model.trainer.map_logits(sequences, move |seen| {
         let at = *chosen.get(&(seen.sequence, seen.index))?;
         Some((seen.sequence, at, seen.token, seen.logits.to_vec()))
     })?;

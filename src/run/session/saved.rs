@@ -44,10 +44,12 @@ impl Session {
     }
 
     /// The trainer's arrays, and the pools' bytes where they are to be kept.
-    #[must_use]
-    pub fn arrays(&self) -> Vec<SavedArray<'_>> {
+    ///
+    /// # Errors
+    /// Those of a rank of the trainer.
+    pub fn arrays(&self) -> Result<Vec<SavedArray<'_>>> {
         let mut arrays = Vec::new();
-        for (name, dtype, bytes) in self.trainer.arrays() {
+        for (name, dtype, bytes) in self.trainer.arrays()? {
             arrays.push(SavedArray { name, dtype: Some(dtype), bytes });
         }
         if self.keeps_pool_bytes() {
@@ -59,7 +61,7 @@ impl Session {
                 }));
             }
         }
-        arrays
+        Ok(arrays)
     }
 
     /// A session as it was when the checkpoint was made.
@@ -83,8 +85,9 @@ impl Session {
         if self.config.trainer.kl_coef > 0.0 {
             self.trainer.freeze_reference()?;
         }
-        self.trainer.restore_arrays(|name, bytes| saved.copy(name, bytes))?;
-        self.trainer.restore(state.trainer);
+        self.trainer.restore(state.trainer, |name, bytes| {
+            saved.copy(name, bytes).map_err(anyhow::Error::from)
+        })?;
         let keeps_pool_bytes = self.keeps_pool_bytes();
         if let Source::Embedded(engines) = &mut self.source {
             if state.schedulers.len() != engines.iter().len() {

@@ -142,11 +142,11 @@ impl Session {
     ) -> Result<Option<UnlikeMode>> {
         let Some(found) = self.refit(rollouts, worst)? else { return Ok(None) };
         let sequences: Vec<Sequence> = suspects.iter().map(|&at| sequence(&rollouts[at])).collect();
-        let stated = self.contract;
-        let gaps = self.trainer.map_logits(&sequences, |seen| {
-            let sampled = &rollouts[suspects[seen.sequence]].completion.tokens[seen.index];
-            [stated, found.contract]
-                .map(|contract| distance(seen.logits, seen.token, sampled.logp, &contract))
+        let (stated, fits) = (self.contract, found.contract);
+        let sampled = sampled(rollouts, suspects);
+        let gaps = self.trainer.map_logits(&sequences, move |seen| {
+            let logp = sampled[seen.sequence][seen.index];
+            [stated, fits].map(|contract| distance(seen.logits, seen.token, logp, &contract))
         })?;
         let mut requests = BTreeSet::<RequestId>::new();
         for (&index, gaps) in suspects.iter().zip(&gaps) {
@@ -164,11 +164,12 @@ impl Session {
         let tokens: usize = sequences.iter().map(|one| one.tokens.len() - one.prompt_len).sum();
         let apart = tokens.div_ceil(ROWS).max(1);
         let stated = self.contract;
-        let seen = self.trainer.map_logits(&sequences, |seen| {
-            let sampled = &rollouts[worst[seen.sequence]].completion.tokens[seen.index];
-            let tells = distance(seen.logits, seen.token, sampled.logp, &stated) > TELLS;
+        let sampled = sampled(rollouts, worst);
+        let seen = self.trainer.map_logits(&sequences, move |seen| {
+            let logp = sampled[seen.sequence][seen.index];
+            let tells = distance(seen.logits, seen.token, logp, &stated) > TELLS;
             let chosen = seen.index % apart == 0;
-            (tells, chosen.then(|| (seen.token, sampled.logp, seen.logits.to_vec())))
+            (tells, chosen.then(|| (seen.token, logp, seen.logits.to_vec())))
         })?;
         let telling = seen.iter().flatten().filter(|(tells, _)| *tells).count();
         if telling < TELLING_MIN {
@@ -185,6 +186,13 @@ impl Session {
             self.weights.push(weights);
         }
     }
+}
+
+/// The decode side's log-probabilities of some rollouts.
+fn sampled(rollouts: &[Rollout], which: &[usize]) -> Vec<Vec<LogProb>> {
+    let of_rollout =
+        |&at: &usize| rollouts[at].completion.tokens.iter().map(|sampled| sampled.logp).collect();
+    which.iter().map(of_rollout).collect()
 }
 
 /// |d| in nats; infinite where the contract removes the token.

@@ -1,14 +1,24 @@
 //! What a checkpoint keeps of a trainer. One that only scores has nothing to keep: its weights are
 //! the model's own.
+//!
+//! Every rank's shards are arrays of their own, `rank-1.master.layers.0`: f32 master weights and
+//! moments of each unit, and the frozen reference in the compute dtype where a KL is asked for, all
+//! with their padding, little-endian.
 
 use std::borrow::Cow;
+use std::convert::Infallible;
 
 use serde::{Deserialize, Serialize};
 
 use super::Trainer;
-use crate::base::WeightVersion;
-use crate::config::Dtype;
+use crate::base::{Rank, WeightVersion};
+use crate::config::{Dtype, Update};
+use crate::ops::shards::{cut, shard_len};
 use crate::ops::weights::Weights;
+use crate::trainer::collective::ranks;
+use crate::trainer::worker::Worker;
+use crate::trainer::world::World;
+use crate::trainer::TrainerError;
 
 /// The counts; [`Trainer::arrays`] are the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,65 +28,121 @@ pub struct TrainerSnapshot {
     pub updates: u64,
     /// Scoring passes.
     pub passes: u64,
+    /// That the arrays are sharded over.
+    pub ranks: usize,
 }
 
-/// The arrays of a unit's shard, in the order of `ShardedUnits::shards`.
-const NAMES: [&str; 3] = ["master", "adamw_m", "adamw_v"];
+/// Of a unit: those of `ShardedUnits::shards` in their order, then the frozen reference.
+const KINDS: [&str; 4] = ["master", "adamw_m", "adamw_v", "frozen"];
+const FROZEN: usize = 3;
+
+/// A name, what its elements are, and their bytes.
+pub type SavedShard<'a> = (String, Dtype, Cow<'a, [u8]>);
+
+fn name(rank: Rank, kind: &str, unit: &str) -> String {
+    format!("rank-{rank}.{kind}.{unit}")
+}
 
 impl Trainer {
     #[must_use]
     pub fn snapshot(&self) -> TrainerSnapshot {
-        let (version, updates) = (self.version, self.units.updates);
-        TrainerSnapshot { version, updates, passes: self.passes.get() }
+        let (version, updates) = (self.version, self.updates);
+        TrainerSnapshot { version, updates, passes: self.passes.get(), ranks: self.world.size() }
     }
 
-    /// Every array that updates read, by name: f32 master weights and moments of each unit, and the
-    /// frozen reference in the compute dtype where a KL is asked for. Little-endian.
-    #[must_use]
-    pub fn arrays(&self) -> Vec<(String, Dtype, Cow<'_, [u8]>)> {
+    /// Every array that updates read, by name.
+    ///
+    /// # Errors
+    /// Those of a rank.
+    pub fn arrays(&self) -> Result<Vec<SavedShard<'_>>, TrainerError> {
+        if let World::One(worker) = &self.world {
+            return Ok(worker.arrays());
+        }
+        let owned = |(name, dtype, bytes): SavedShard<'_>| -> SavedShard<'static> {
+            (name, dtype, Cow::Owned(bytes.into_owned()))
+        };
+        let of_rank =
+            move |worker: &Worker| Ok(worker.arrays().into_iter().map(owned).collect::<Vec<_>>());
+        Ok(self.world.each(of_rank)?.into_iter().flatten().collect())
+    }
+
+    /// Puts back what a trainer of this model had at `snapshot`, over however many ranks it was
+    /// sharded: `read` fills the array of a name.
+    ///
+    /// # Errors
+    /// Those of `read` and of a rank.
+    pub fn restore<E: From<TrainerError>>(
+        &mut self,
+        snapshot: TrainerSnapshot,
+        mut read: impl FnMut(&str, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let kinds = match (self.config.update, self.is_frozen) {
+            (Update::None, _) => 0..0,
+            (Update::Adamw, false) => 0..FROZEN,
+            (Update::Adamw, true) => 0..KINDS.len(),
+        };
+        for kind in kinds {
+            self.restore_kind(kind, snapshot.ranks, &mut read)?;
+        }
+        self.version = snapshot.version;
+        self.updates = snapshot.updates;
+        self.passes.set(snapshot.passes);
+        Ok(())
+    }
+
+    /// Joins what `saved` ranks had of each unit, and cuts it for the ranks of today.
+    fn restore_kind<E: From<TrainerError>>(
+        &mut self,
+        kind: usize,
+        saved: usize,
+        read: &mut impl FnMut(&str, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let dtype = if kind == FROZEN { self.dtype } else { Dtype::F32 };
+        let (plan, width, world) = (self.plan.clone(), dtype.bytes() as usize, self.world.size());
+        for (unit, spec) in plan.units.iter().enumerate() {
+            let shard = shard_len(spec.len(), saved) * width;
+            let mut whole = vec![0; shard * saved];
+            for (rank, bytes) in ranks(saved).zip(whole.chunks_exact_mut(shard)) {
+                read(&name(rank, KINDS[kind], &spec.name), bytes)?;
+            }
+            let (whole, padding) = whole.split_at(spec.len() * width);
+            assert!(padding.iter().all(|&byte| byte == 0), "padding is never written to");
+            let shards: Vec<_> = (0..world).map(|rank| cut(whole, width, rank, world)).collect();
+            self.on_all(move |worker| worker.put(kind, unit, &shards[worker.index()]))?;
+        }
+        Ok(())
+    }
+}
+
+impl Worker {
+    fn arrays(&self) -> Vec<SavedShard<'_>> {
+        let (rank, specs) = (self.units.rank(), &self.plan.units);
         let mut arrays = Vec::new();
-        for (name, units) in NAMES.iter().zip(self.units.shards().into_iter().flatten()) {
-            for (spec, shard) in self.plan.units.iter().zip(units) {
-                arrays.push((format!("{name}.{}", spec.name), Dtype::F32, shard.to_bytes()));
+        for (kind, shards) in KINDS.iter().zip(self.units.shards().into_iter().flatten()) {
+            for (spec, shard) in specs.iter().zip(shards) {
+                arrays.push((name(rank, kind, &spec.name), Dtype::F32, shard.to_bytes()));
             }
         }
         if let Some(frozen) = self.frozen.as_ref().filter(|_| !arrays.is_empty()) {
-            for (spec, unit) in self.plan.units.iter().zip(&frozen.0) {
-                let bytes = Cow::Owned(unit.to_bytes());
-                arrays.push((format!("frozen.{}", spec.name), self.num.dtype, bytes));
+            for (spec, shard) in specs.iter().zip(frozen) {
+                let bytes = Cow::Owned(shard.to_bytes());
+                arrays.push((name(rank, KINDS[FROZEN], &spec.name), self.num.dtype, bytes));
             }
         }
         arrays
     }
 
-    /// Puts back what [`Self::arrays`] gave, before [`Self::restore`]: `read` fills the array of a
-    /// name.
-    ///
-    /// # Errors
-    /// Those of `read`.
-    pub fn restore_arrays<E>(
-        &mut self,
-        mut read: impl FnMut(&str, &mut [u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let trains = self.units.shards().is_some();
-        for (name, units) in NAMES.iter().zip(self.units.shards_mut().into_iter().flatten()) {
-            for (spec, shard) in self.plan.units.iter().zip(units) {
-                shard.restore(|bytes| read(&format!("{name}.{}", spec.name), bytes))?;
-            }
+    fn put(&mut self, kind: usize, unit: usize, bytes: &[u8]) {
+        if kind == FROZEN {
+            let frozen = self.frozen.as_mut().expect("the reference was frozen before");
+            frozen[unit] = Weights::open(bytes, self.num.dtype, &self.device);
+            return;
         }
-        if let Some(frozen) = self.frozen.as_mut().filter(|_| trains) {
-            for (spec, unit) in self.plan.units.iter().zip(&mut frozen.0) {
-                let mut bytes = vec![0; unit.len() * unit.dtype().bytes() as usize];
-                read(&format!("frozen.{}", spec.name), &mut bytes)?;
-                *unit = Weights::open(&bytes, unit.dtype(), &self.device);
-            }
-        }
-        Ok(())
-    }
-
-    pub fn restore(&mut self, snapshot: TrainerSnapshot) {
-        self.version = snapshot.version;
-        self.units.updates = snapshot.updates;
-        self.passes.set(snapshot.passes);
+        let shards = self.units.shards_mut().expect("a trainer that updates");
+        let read = |own: &mut [u8]| {
+            own.copy_from_slice(bytes);
+            Ok::<(), Infallible>(())
+        };
+        let Ok(()) = shards[kind][unit].restore(read);
     }
 }

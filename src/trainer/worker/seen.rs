@@ -1,10 +1,10 @@
-//! Logits of a model, shown row by row to whoever has a question that a log-probability does not
-//! answer; and its routers' choices.
+//! What a model computes on the way to log-probabilities, for whoever has a question that these
+//! do not answer: logits, hidden states, routers' choices.
 
 use super::super::head;
 use super::super::pass::{self, Chunk};
-use super::super::{Sequence, TrainerError};
-use super::Trainer;
+use super::super::{Inspection, Sequence, TrainerError};
+use super::Worker;
 use crate::base::TokenId;
 use crate::model::{row_digests, Block, ExpertsShape};
 use crate::ops::routing::Routing;
@@ -22,20 +22,16 @@ pub struct Prediction<'a> {
     pub logits: &'a [f32],
 }
 
-impl Trainer {
+impl Worker {
     /// What `see` makes of each completion token, for each sequence. It is called from several
     /// threads; of the logits no more than a few rows a thread exist at once.
-    ///
-    /// # Errors
-    /// [`TrainerError::RankLeft`].
-    pub fn map_logits<T: Send>(
+    pub(in crate::trainer) fn map_logits<T: Send>(
         &self,
         sequences: &[Sequence],
         see: impl Fn(Prediction<'_>) -> T + Sync,
     ) -> Result<Vec<Vec<T>>, TrainerError> {
         let ((mut chunks, prompt_lens), shape) = (self.pack(sequences), self.shape());
-        let root =
-            self.with_units(|units| pass::forward(shape, units, &mut chunks, false, None))?;
+        let root = pass::forward(shape, &self.supply(), &mut chunks, false, None)?;
         let seen: Vec<Vec<T>> = self.device.map(&mut chunks, |_, chunk| {
             let targets = head::targets(chunk, &prompt_lens);
             let mut seen = Vec::with_capacity(targets.len());
@@ -53,21 +49,13 @@ impl Trainer {
         let of = |one: &Sequence| flat.by_ref().take(one.tokens.len() - one.prompt_len).collect();
         Ok(sequences.iter().map(of).collect())
     }
-}
-
-impl Trainer {
-    /// Which sequences scoring takes together, in order: indices into the list.
-    #[must_use]
-    pub fn packs(&self, sequences: &[Sequence]) -> Vec<Vec<usize>> {
-        self.pack(sequences).0.into_iter().map(|chunk| chunk.sequences).collect()
-    }
 
     /// Where the model's routers send every token of the sequences; of a model without experts,
     /// nowhere.
-    ///
-    /// # Errors
-    /// [`TrainerError::RankLeft`].
-    pub fn routes(&self, sequences: &[Sequence]) -> Result<Vec<Routes>, TrainerError> {
+    pub(in crate::trainer) fn routes(
+        &self,
+        sequences: &[Sequence],
+    ) -> Result<Vec<Routes>, TrainerError> {
         let (mut chunks, _) = self.pack(sequences);
         let none = TokenRoutes { experts: Vec::new(), weights: Some(Vec::new()) };
         let all = |one: &Sequence| vec![Some(none.clone()); one.tokens.len()];
@@ -94,20 +82,16 @@ impl Trainer {
                 }
             }
         };
-        self.with_units(|units| {
-            pass::forward(shape, units, &mut chunks, false, Some(&mut observe))
-        })?;
+        pass::forward(shape, &self.supply(), &mut chunks, false, Some(&mut observe))?;
         Ok(routes)
     }
-}
 
-impl Trainer {
     /// `[sequences][parts][tokens]`: digests of the residual stream after each of
     /// [`crate::model::Plan::parts`].
-    ///
-    /// # Errors
-    /// [`TrainerError::RankLeft`].
-    pub fn streams(&self, sequences: &[Sequence]) -> Result<Vec<Vec<Vec<u64>>>, TrainerError> {
+    pub(in crate::trainer) fn streams(
+        &self,
+        sequences: &[Sequence],
+    ) -> Result<Vec<Vec<Vec<u64>>>, TrainerError> {
         let (mut chunks, _) = self.pack(sequences);
         let (shape, hidden) = (self.shape(), self.plan.config.hidden_size);
         let mut streams = vec![Vec::new(); sequences.len()];
@@ -127,13 +111,54 @@ impl Trainer {
                 }
             }
         };
-        self.with_units(|units| {
-            pass::forward(shape, units, &mut chunks, false, Some(&mut observe))
-        })?;
+        pass::forward(shape, &self.supply(), &mut chunks, false, Some(&mut observe))?;
         for chunk in &chunks {
             keep(chunk, &chunk.x.settled().on_host());
         }
         Ok(streams)
+    }
+
+    /// Every hidden state and logit of whole sequences, for comparison with other implementations.
+    pub(in crate::trainer) fn inspect(
+        &self,
+        sequences: &[Sequence],
+    ) -> Result<Vec<Inspection>, TrainerError> {
+        let (mut chunks, _) = self.pack(sequences);
+        let (h, v) = (self.plan.config.hidden_size, self.plan.config.vocab_size);
+        let mut inspections = vec![Inspection::default(); sequences.len()];
+        let mut keep = |chunk: &Chunk, x_th: &[f32]| {
+            for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
+                inspections[sequence].hidden.push(x_th[span.floats(h)].to_vec());
+            }
+        };
+        let mut routers = vec![Vec::new(); sequences.len()];
+        let mut observe = |block: &Block, chunks: &[Chunk]| {
+            for chunk in chunks {
+                keep(chunk, &chunk.x.settled().to_host());
+                let logits_te = block.router_logits(&self.num, &chunk.spans, chunk.x.settled());
+                let Some(logits_te) = logits_te else { continue };
+                let logits_te = logits_te.into_host();
+                let experts = logits_te.len() / chunk.tokens.len();
+                for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
+                    routers[sequence].push(logits_te[span.floats(experts)].to_vec());
+                }
+            }
+        };
+        let (shape, supply) = (self.shape(), self.supply());
+        let root = pass::forward(shape, &supply, &mut chunks, false, Some(&mut observe))?;
+        for chunk in &chunks {
+            keep(chunk, &root.norm(&self.num, chunk.x.settled()).into_host());
+        }
+        for (inspection, router) in inspections.iter_mut().zip(routers) {
+            inspection.router_logits = router;
+        }
+        for chunk in &chunks {
+            let logits_tv = root.logits(&self.num, chunk.x.settled()).into_host();
+            for (span, &sequence) in chunk.spans.iter().zip(&chunk.sequences) {
+                inspections[sequence].logits = logits_tv[span.floats(v)].to_vec();
+            }
+        }
+        Ok(inspections)
     }
 }
 
