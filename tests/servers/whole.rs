@@ -7,6 +7,7 @@ use serde_json::{json, Value};
 use gapscope::base::LogprobsMode;
 use gapscope::config::Dtype;
 use gapscope::model::{save_preset, Preset};
+use gapscope::report::parquet::read_rollouts;
 
 use crate::common::run::{gapscope, read_json};
 use crate::scripted::{Asked, Reply, Scripted, State, MODEL};
@@ -107,6 +108,31 @@ fn a_wrong_value_is_a_finding_of_its_request_alone() {
     assert_eq!(requests, [&json!(["s1.p2.r1"]), &json!(["s2.p0.r0"])]);
     let message = summary["findings"][0]["message"].as_str().expect("a message");
     assert!(message.contains("decode/prefill 5e-1, prefill/trainer 0e0"), "{message}");
+}
+
+/// The groups go round, and records and findings say which server sampled them.
+#[test]
+fn of_several_servers_the_one_that_is_wrong_is_named() {
+    let right = Scripted::new(|_| Reply::Right);
+    let wrong = Scripted::new(|asked: &Asked| match asked.name {
+        "s1.p3.r1" => Reply::Edited(|answer| {
+            let value = &mut answer["choices"][0]["logprobs"]["token_logprobs"][3];
+            *value = json!(value.as_f64().expect("a number") - 0.5);
+        }),
+        _ => Reply::Right,
+    });
+    let both = format!("engine.url=[{:?}, {:?}]", right.url, wrong.url);
+    let (code, stderr, folder) = run(&right, &[&both]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("  SPIKE of engine 1, 1 finding(s)"), "{stderr}");
+    let findings = summary(&folder)["findings"].clone();
+    assert_eq!(findings[0]["engine"], 1);
+    let message = findings[0]["message"].as_str().expect("a message");
+    assert!(message.starts_with("engine 1: 1 of 12 requests have a gap"), "{message}");
+    let rollouts = folder.path().join("run/rollouts/step-00001.parquet");
+    for row in read_rollouts(&rollouts).expect("rollouts") {
+        assert_eq!(row.engine_index.get(), row.request.prompt_id.get() % 2);
+    }
 }
 
 #[test]
