@@ -235,6 +235,18 @@ fn a_run_of_two_engines_says_whose_everything_is() {
     let judged = String::from_utf8(judged.stdout).expect("UTF-8");
     assert!(judged.contains("engine 1: block 683 is the first whose state"), "{judged}");
 
+    traced(&run);
+    let told = gapscope().arg("explain").arg(run.root()).args(["--step", "9"]).output();
+    let told = String::from_utf8(told.expect("starts").stdout).expect("UTF-8");
+    let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    for says in ["is one of 16 requests of step 9 on engine 1, the ", "engine 1: block 683 is the"]
+    {
+        assert!(told.contains(says), "{says}: {told}");
+    }
+}
+
+/// A trace has the steps of both engines, in order, and each only rows of its own.
+fn traced(run: &Run) {
     let trace = fs::read_to_string(run.root().join("trace/step-00006.jsonl")).expect("a trace");
     let steps: Vec<Value> =
         trace.lines().skip(1).map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -250,13 +262,5 @@ fn a_run_of_two_engines_says_whose_everything_is() {
     {
         let request: RequestId = row["request"].as_str().expect("an id").parse().expect("an id");
         assert_eq!(step["engine"], dealt(request, 2).get());
-    }
-
-    let told = gapscope().arg("explain").arg(run.root()).args(["--step", "9"]).output();
-    let told = String::from_utf8(told.expect("starts").stdout).expect("UTF-8");
-    let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
-    for says in ["is one of 16 requests of step 9 on engine 1, the ", "engine 1: block 683 is the"]
-    {
-        assert!(told.contains(says), "{says}: {told}");
     }
 }
