@@ -91,5 +91,6 @@ extern "C" __global__ void add_partials(
     const float* __restrict__ partials, uint64_t count, uint64_t len, float* __restrict__ out) {
     const uint64_t i = this_element();
     if (i >= len) return;
-    out[i] = add_in_order<16>(out[i], count, [&](uint64_t part) { return partials[part * len + i]; });
+    const auto partial = [&](uint64_t part) { return partials[part * len + i]; };
+    out[i] = add_in_order<16>(out[i], count, partial);
 }

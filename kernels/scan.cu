@@ -262,8 +262,8 @@ extern "C" __global__ void scan_backward_any(BACKWARD_PARAMETERS) {
 constexpr uint32_t STAGED = 256;
 
 // out[T, N]: terms[T, N, width] summed over the channels, ascending, and added to what the channels
-// before these left; the first channels begin at zero. A block owns LANES states of one row, each of
-// its first threads one sum. Grid (T, tiles of the states).
+// before these left; the first channels begin at zero. A block owns LANES states of one row, each
+// of its first threads one sum. Grid (T, tiles of the states).
 extern "C" __global__ void __launch_bounds__(STAGED) scan_sum_channels(
     const float* __restrict__ terms_tnw,
     uint32_t states,
@@ -298,8 +298,8 @@ extern "C" __global__ void __launch_bounds__(STAGED) scan_sum_channels(
     if (adds) out_tn[first + threadIdx.x] = sum;
 }
 
-// The gradients by A_log, [D, N], the skip and dt's bias, [D], of the channels from `first`: to each
-// the spans' own sums are added, spans in order. A thread owns one of a channel's N + 2.
+// The gradients by A_log, [D, N], the skip and dt's bias, [D], of the channels from `first`: to
+// each the spans' own sums are added, spans in order. A thread owns one of a channel's N + 2.
 extern "C" __global__ void scan_sum_spans(
     const float* __restrict__ partials,
     uint64_t spans,

@@ -37,8 +37,8 @@ pub fn forward(x_th: &[f32], w_h: &[f32], eps: f32, dtype: Dtype, y_th: &mut [f3
 /// Rows whose gradients by w are summed by themselves.
 pub const BLOCK: usize = 128;
 
-/// `dx[T, H]` += gradient by x; `dw[H]` += gradient by w: the rows of each [`BLOCK`] ascending, then
-/// the blocks' sums ascending.
+/// `dx[T, H]` += gradient by x; `dw[H]` += gradient by w: the rows of each [`BLOCK`] ascending,
+/// then the blocks' sums ascending.
 pub fn backward(
     x_th: &[f32],
     w_h: &[f32],

@@ -191,8 +191,8 @@ impl Scan {
 
     /// For a sequence that starts from a zero state, whose own sums, rows descending, are added to
     /// `dweights`. Recomputes the states (T · D · N floats), then walks back: p_t = g_t·C_t +
-    /// exp(Δ_{t+1}·A)·p_{t+1} (Mamba, Gu and Dao 2023). A rounded state passes its gradient straight
-    /// through; fast arithmetic rounds none on the way.
+    /// exp(Δ_{t+1}·A)·p_{t+1} (Mamba, Gu and Dao 2023). A rounded state passes its gradient
+    /// straight through; fast arithmetic rounds none on the way.
     pub fn backward(
         &self,
         rows: Rows<'_>,

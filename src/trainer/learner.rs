@@ -138,6 +138,14 @@ impl Trainer {
         Ok(WeightSet { version: self.version, units: self.first(Worker::hand_over)? })
     }
 
+    /// Gathers every unit on every rank, as a pass does, and keeps none.
+    ///
+    /// # Errors
+    /// Those of a rank.
+    pub fn gather_all(&self) -> Result<(), TrainerError> {
+        self.first(Worker::gather_all)
+    }
+
     /// Each unit's whole f32 master weights; of a trainer that only scores, as it scores with them.
     ///
     /// # Errors
@@ -239,8 +247,7 @@ impl Trainer {
         self.dealt(sequences, Worker::routes)
     }
 
-    /// `[sequences][parts][tokens]`: digests of the residual stream after each of
-    /// [`crate::model::Plan::parts`].
+    /// `[sequences][parts][tokens]`: digests of the residual stream after each of [`Plan::parts`].
     ///
     /// # Errors
     /// Those of a rank.

@@ -110,6 +110,16 @@ impl Worker {
         Ok(all)
     }
 
+    /// Every unit one after another, as a forward that computes nothing.
+    pub(super) fn gather_all(&self) -> Result<(), TrainerError> {
+        let (supply, count) = (Supply::of(&self.units), self.plan.units.len());
+        for unit in 0..count {
+            supply.gather(unit, (unit + 1 < count).then_some(unit + 1))?;
+        }
+        self.device.wait();
+        Ok(())
+    }
+
     fn all_units<T>(
         &self,
         gather: impl Fn(usize) -> Result<T, TrainerError>,

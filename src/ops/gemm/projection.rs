@@ -66,8 +66,8 @@ impl Projection {
     }
 
     /// From dy[M, N] and the forward's x[M, K]: `dx (+)= dy · W`, `dW[N, K] += dyᵀ · x` and, where
-    /// there is a bias, `dbias[N] += Σ dy`. Both products take dy rounded to `dtype`, of which W and
-    /// x are; their sums are f32. Invariant rows ascend, but for bf16 on a GPU.
+    /// there is a bias, `dbias[N] += Σ dy`. Both products take dy rounded to `dtype`, that of W and
+    /// x; their sums are f32. Invariant rows ascend, but for bf16 on a GPU.
     pub fn backward(
         &self,
         dy_mn: &Array,

@@ -4,6 +4,7 @@
 //! floor is arithmetic on what the machine was measured to do: see [`floor`].
 
 mod floor;
+mod gather;
 mod machine;
 mod products;
 mod timed;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use anyhow::{ensure, Result};
 
 use self::floor::Work;
+use self::gather::Gather;
 use self::machine::Machine;
 use self::timed::{Rate, Timed};
 use super::recorder::Recorder;
@@ -79,6 +81,7 @@ struct Measured {
     machine: Machine,
     trains: bool,
     steps: Vec<Timed>,
+    gather: Option<Gather>,
 }
 
 fn measured(config: &Config) -> Result<Measured> {
@@ -104,8 +107,9 @@ fn measured(config: &Config) -> Result<Measured> {
             steps.push(Timed::take(&mut session, &mut recorder, &work, step)?);
         }
         recorder.finish(&session, Ok(()))?;
+        let gather = Gather::of(&session)?;
         let trains = config.trainer.update == Update::Adamw;
-        Ok(Measured { work, machine, trains, steps: steps.split_off(1) })
+        Ok(Measured { work, machine, trains, steps: steps.split_off(1), gather })
     })
 }
 
@@ -145,6 +149,9 @@ impl Measured {
         write!(text, "{}", self.work)?;
         self.write_rates(&mut text)?;
         self.write_host_work(&mut text)?;
+        if let Some(gather) = &self.gather {
+            writeln!(text, "{gather}")?;
+        }
         self.write_parts(&mut text)?;
         Ok(text)
     }
@@ -291,6 +298,14 @@ mod tests {
         }
         let text = found.to_text().expect("it writes");
         assert!(text.contains("\nengines     2, of one of which decode"), "{text}");
+    }
+
+    #[test]
+    fn ranks_are_gathered() {
+        let set = ["name=bench-ranks", "trainer.ranks=2"].map(str::to_owned);
+        let config = config::parse(SMALL, "test.toml", &set).expect("a valid config");
+        let text = measured(&config).expect("it runs").to_text().expect("it writes");
+        assert!(text.contains("\ngather "), "{text}");
     }
 
     #[test]
