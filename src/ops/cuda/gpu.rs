@@ -27,6 +27,8 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     functions: Vec<CudaFunction>,
     dynamic_shared_bytes: u64,
+    /// What each function's blocks may take of it so far.
+    allowed_shared: Mutex<Vec<i32>>,
     multiprocessors: u32,
     library: Library,
     /// Where arrays come from while launches are recorded.
@@ -73,11 +75,12 @@ impl Gpu {
             return Err(DeviceError::NoLibrary);
         }
         let library = Library::open(&stream).map_err(|source| DeviceError::Library { source })?;
-        let kept = Mutex::default();
+        let (kept, allowed_shared) = (Mutex::default(), Mutex::new(vec![0; functions.len()]));
         Ok(Arc::new(Self {
             stream,
             functions,
             dynamic_shared_bytes,
+            allowed_shared,
             multiprocessors,
             library,
             kept,
@@ -246,12 +249,19 @@ impl Gpu {
         self.dynamic_shared_bytes
     }
 
-    /// Lets a kernel's blocks take that much dynamic shared memory.
+    /// Lets a kernel's blocks take that much dynamic shared memory, from now on: what is allowed
+    /// only grows, because another thread may launch the same kernel meanwhile.
     pub fn allow_shared(&self, kernel: Kernel, bytes: u32) {
+        let bytes = i32::try_from(bytes).expect("shared memory is far below 2^31 bytes");
+        // A panic in between left a number too low, which is set once more.
+        let mut allowed = self.allowed_shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes <= allowed[kernel as usize] {
+            return;
+        }
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         self.stream.context().bind_to_thread().or_fail("taking the device to this thread");
-        let bytes = i32::try_from(bytes).expect("shared memory is far below 2^31 bytes");
         self.function(kernel).set_attribute(attribute, bytes).or_fail("raising shared memory");
+        allowed[kernel as usize] = bytes;
     }
 }
 
