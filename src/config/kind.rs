@@ -32,11 +32,6 @@ pub enum Kind {
     SomeOf(&'static [&'static str]),
     /// A string of these characters, each at most once.
     Letters(&'static str),
-    /// One value, as TOML text, until the rest exists; `why` says what does not.
-    Only {
-        value: &'static str,
-        why: &'static str,
-    },
     /// Sweep points: tables of dotted keys, each checked as the key it names.
     Points,
 }
@@ -94,7 +89,6 @@ impl Kind {
                 !text.is_empty()
                     && text.chars().all(|c| letters.contains(c) && text.matches(c).count() == 1)
             }),
-            Self::Only { value: only, .. } => value.to_string() == only,
             Self::Points => value
                 .as_array()
                 .is_some_and(|points| !points.is_empty() && points.iter().all(Value::is_table)),
@@ -131,7 +125,6 @@ impl Kind {
             Self::Letters(letters) => {
                 format!("a string of any of the characters {letters}, each once")
             }
-            Self::Only { value, why } => format!("only {value}: {why}"),
             Self::Points => "an array of tables of dotted keys".to_owned(),
         }
     }

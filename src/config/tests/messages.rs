@@ -76,7 +76,6 @@ const FILES: &[Broken] = &[
     Under("[check]\nlegs = [\"prefill\", \"prefill\"]"),
     Under("[task]\noperators = \"+/\""),
     Under("[task]\nkind = \"jsonl\"\npath = \"q\"\nreward = \"regex\"\nreward_pattern = \"(\""),
-    // Not in this build.
     // Servers.
     Under("[engine]\nkind = \"vllm\""),
     Under("[engine]\nkind = \"vllm\"\nurl = \"https://x:1\""),
