@@ -40,12 +40,9 @@ impl Gather {
 impl fmt::Display for Gather {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (gb, ms) = (self.received / 1e9, self.seconds * 1e3);
-        let rate = gb / self.seconds;
-        let ranks = self.ranks;
-        write!(
-            f,
-            "gather      {rate:>9.1} GB/s received      {gb:.2} GB a rank of {ranks} in {ms:.1} ms, \
-             all units of a pass, nothing computed"
-        )
+        let (ranks, rate) = (self.ranks, gb / self.seconds);
+        let how = "all units of a pass, nothing computed";
+        write!(f, "gather      {rate:>9.1} GB/s received      ")?;
+        write!(f, "{gb:.2} GB a rank of {ranks} in {ms:.1} ms, {how}")
     }
 }
