@@ -62,7 +62,7 @@ fn training_after_a_warm_start_with_a_frozen_reference() {
 #[test]
 fn training_over_two_ranks() {
     let case = Case { set: &[TRAINING.set, &["trainer.ranks=2"]].concat(), ..TRAINING };
-    check(&case, 6, 7);
+    check(&case, 20, 7);
 }
 
 #[test]
