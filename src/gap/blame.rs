@@ -67,10 +67,15 @@ pub(super) fn told(rollout: &Rollout, threshold: f64) -> Option<String> {
     let decode_trainer = gap(&decode, &rollout.trainer)?;
     let blame = three_way(decode_prefill, prefill_trainer, decode_trainer, threshold);
     let reference = rollout.trainer.as_ref().and_then(|one| gap(one, &rollout.reference));
-    let reference = reference.map_or(String::new(), |gap| format!(", trainer/reference {gap:e}"));
+    // Of two f32 a difference needs no more digits than one has.
+    let told = |gap: f64| format!("{:e}", gap as f32);
+    let reference = reference.map(|gap| format!(", trainer/reference {}", told(gap)));
+    let reference = reference.unwrap_or_default();
+    let [decode_prefill, prefill_trainer, decode_trainer] =
+        [decode_prefill, prefill_trainer, decode_trainer].map(told);
     Some(format!(
-        "decode/prefill {decode_prefill:e}, prefill/trainer {prefill_trainer:e}, decode/trainer \
-         {decode_trainer:e}{reference}: {blame}"
+        "decode/prefill {decode_prefill}, prefill/trainer {prefill_trainer}, decode/trainer \
+         {decode_trainer}{reference}: {blame}"
     ))
 }
 

@@ -281,8 +281,8 @@ impl Session {
         let found = measured.of(gaps.len() as u64);
         if found > most {
             say(&format!(
-                "step {step}: the server's decode and its own prefill differ by {found:e} nats \
-                 even in requests that ran alone; the floor is {most:e}"
+                "step {step}: the server's decode and its own prefill differ by {found:.2e} \
+                 nats even in requests that ran alone; the floor is {most:e}"
             ));
         }
         Ok(measured.at_most(most))
