@@ -262,8 +262,8 @@ keys! {
     "trainer.update", Kind::OneOf(&["adamw", "none"]), Is("\"adamw\""), "",
         "none only scores: no gradient and no optimizer state is ever allocated.";
     "trainer.ranks", RANKS, Is("1"), "verl trainer.n_gpus_per_node",
-        "Ranks that weights, optimizer and sequences are sharded over, as FSDP does: one a GPU
-        where there are as many, else threads that share the device.";
+        "Ranks that weights, optimizer and sequences are sharded over, as FSDP does: one a GPU \
+         where there are as many, else threads that share the device.";
     "trainer.learning_rate", Kind::Number(Range::NonNegative), Is("1e-4"),
         "verl actor.optim.lr, TRL learning_rate", "The step size of AdamW.";
     "trainer.warmup_steps", LONG_OR_NONE, Is("0"),

@@ -368,7 +368,9 @@ fn unexplained<'a>(evidence: &Evidence<'a>, rest: Vec<Case<'a>>) -> Culprit<'a> 
         message += &format!("; three-way check of {count}: {blame}");
     }
     message += &second_look(evidence, &rest);
-    let blocks = rest.iter().filter_map(|case| case.sequence.slot).collect();
+    let alike = rest.iter().all(|case| case.engine() == rest[0].engine());
+    // Of several pools a number says nothing.
+    let blocks = rest.iter().filter(|_| alike).filter_map(|case| case.sequence.slot).collect();
     Culprit { kind: FindingKind::Unexplained, cases: rest, blocks, index_bits: None, message }
 }
 

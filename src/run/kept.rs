@@ -102,7 +102,8 @@ impl Kept {
             spike_steps: totals.spike_steps.clone(),
             first_spike_step: totals.first_spike_step(),
             spike_windows: totals.spike_windows(),
-            spike_period: totals.spike_period(),
+            // Of several pools each has its own.
+            spike_period: totals.spike_period().filter(|_| engines.is_empty()),
             gap_max: totals.gap_max,
             gap_mean: totals.gap_mean(),
             frac_bitwise_equal: totals.frac_bitwise_equal(),

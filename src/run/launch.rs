@@ -245,7 +245,12 @@ fn spawn(address: &str, log: &Path, config: &LaunchConfig) -> Result<(Child, Mar
         .with_context(|| format!("cannot write {}", log.display()))?;
     writeln!(out, "$ {}", argv.join(" ")).with_context(|| log.display().to_string())?;
     let token = mark::token();
-    let child = Command::new(&argv[0])
+    let mut command = Command::new(&argv[0]);
+    #[cfg(feature = "cuda")]
+    crate::ops::cuda::pinned_here().iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    let child = command
         .args(&argv[1..])
         .env(mark::VARIABLE, &token)
         // py-setproctitle, by which vLLM's workers name themselves, would write over the mark.

@@ -46,8 +46,8 @@ pub(super) struct MemoryPlan {
     /// Engines on the device.
     engines: u64,
     drops_pool: bool,
-    /// On each GPU but the first, where ranks have one each, beside any engine that it has.
-    others: Option<Vec<Part>>,
+    /// On each GPU but the first, where ranks or engines have one each, and whether an engine does.
+    others: Option<(Vec<Part>, bool)>,
     /// Where the host does not compute: what passes through it, not all at once.
     on_host: Option<Vec<(&'static str, u64)>>,
 }
@@ -71,7 +71,9 @@ impl MemoryPlan {
         let checkpoints = config.checkpoint.every < config.steps || trainer.warm_start.steps > 0;
         let mut on_host = vec![("on the host, weights as read", 4 * params)];
         if trains && checkpoints {
-            on_host.push(("on the host, a checkpoint", 12 * params));
+            let reference =
+                if trainer.kl_coef > 0.0 { Widths::of(plan, config).compute } else { 0 };
+            on_host.push(("on the host, a checkpoint", (12 + reference) * params));
         }
         let mut parts = of_trainer(plan, config, here);
         parts.extend(of_engines(plan, config, engines));
@@ -86,7 +88,7 @@ impl MemoryPlan {
             },
             engines,
             drops_pool: engine.sleep == Sleep::DropPool,
-            others: (here < u64::from(trainer.ranks)).then(|| of_trainer(plan, config, 1)),
+            others: others(plan, config, here),
             on_host: (!on_cpu).then_some(on_host),
         }
     }
@@ -105,25 +107,18 @@ impl MemoryPlan {
         };
         lines.extend(self.parts.iter().map(told));
         lines.push(("at the fullest moment".to_owned(), self.fullest(self.pool, true)));
-        let all = |parts: &Vec<Part>| parts.iter().map(|part| part.bytes).sum();
-        let others = self.others.iter().map(all);
-        lines.extend(others.map(|bytes| ("the trainer on each other GPU".to_owned(), bytes)));
+        if let Some((parts, engines)) = &self.others {
+            let pool = self.pool.filter(|_| *engines).unwrap_or(0);
+            let bytes = fullest(parts, pool, self.drops_pool, true);
+            lines.push(("on each other GPU".to_owned(), bytes));
+        }
         let on_host = self.on_host.iter().flatten();
         lines.extend(on_host.map(|(what, bytes)| ((*what).to_owned(), *bytes)));
         lines
     }
 
-    /// With what grows, or without.
     fn fullest(&self, pool: Option<u64>, grown: bool) -> u64 {
-        let pool = pool.unwrap_or(0);
-        let sum = |when| {
-            let is_of = |part: &&Part| part.when == when && (grown || !part.grows);
-            let parts = self.parts.iter().filter(is_of);
-            parts.map(|part| part.bytes).fold(0, u64::saturating_add)
-        };
-        let generating = sum(When::Generating).saturating_add(pool);
-        let learning = sum(When::Learning).saturating_add(if self.drops_pool { 0 } else { pool });
-        sum(When::Always).saturating_add(generating.max(learning))
+        fullest(&self.parts, pool.unwrap_or(0), self.drops_pool, grown)
     }
 
     /// # Errors
@@ -138,6 +133,28 @@ impl MemoryPlan {
         let most = on_host.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         enough("this machine", most, available_bytes())
     }
+}
+
+/// The most bytes at one time, with what grows, or without.
+fn fullest(parts: &[Part], pool: u64, drops_pool: bool, grown: bool) -> u64 {
+    let sum = |when| {
+        let is_of = |part: &&Part| part.when == when && (grown || !part.grows);
+        parts.iter().filter(is_of).map(|part| part.bytes).fold(0, u64::saturating_add)
+    };
+    let generating = sum(When::Generating).saturating_add(pool);
+    let learning = sum(When::Learning).saturating_add(if drops_pool { 0 } else { pool });
+    sum(When::Always).saturating_add(generating.max(learning))
+}
+
+/// What each GPU but the first holds, and whether a pool is among it, where there are several.
+fn others(plan: &Plan, config: &Config, here: u64) -> Option<(Vec<Part>, bool)> {
+    let (ranks, engine) = (here < u64::from(config.trainer.ranks), &config.engine);
+    let engines = engine.replicas > 1 && device::engines_on_one(engine) == 1;
+    let mut parts = if ranks { of_trainer(plan, config, 1) } else { Vec::new() };
+    if engines {
+        parts.extend(of_engines(plan, config, 1));
+    }
+    (ranks || engines).then_some((parts, engines))
 }
 
 /// Of so many ranks, together.
@@ -348,7 +365,7 @@ mod tests {
         }
         assert_eq!(part(&apart, "engine weights"), part(&one, "engine weights"));
         assert!(one.others.is_none() && together.others.is_none());
-        let others = apart.others.as_ref().expect("a GPU");
+        let (others, _) = apart.others.as_ref().expect("a GPU");
         let others: u64 = others.iter().map(|part| part.bytes).sum();
         let engine = part(&apart, "engine weights").expect("an engine");
         let here = apart.fullest(Some(0), true);

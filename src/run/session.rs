@@ -65,6 +65,8 @@ pub struct Session {
     scored_with: Vec<u64>,
     /// Every version of the trainer's weights that scored.
     weights: Vec<WeightsOf>,
+    /// Whether the trainer has learned at more than one number of ranks.
+    ranks_changed: bool,
     /// An update that a planted fault has made too early.
     early: Option<Vec<UpdateReport>>,
     /// The width of the state index, once a step's records have shown it.
@@ -133,6 +135,7 @@ impl Session {
             old: Vec::new(),
             scored_with: Vec::new(),
             weights: Vec::new(),
+            ranks_changed: false,
             early: None,
             index_bits: None,
             floor: None,

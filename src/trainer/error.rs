@@ -6,7 +6,9 @@ use crate::base::Rank;
 #[cfg(feature = "cuda")]
 use crate::ops::cuda::DeviceError;
 
-/// A refusal of the trainer. Nothing was updated when one is returned.
+/// A refusal of the trainer. The minibatch that it came in has changed nothing; but after
+/// `RankLeft`, `RankMissing`, `RankFailed` or `Device` ranks may differ, and the trainer is not used
+/// again.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainerError {
     #[error("the minibatch has no token under its loss mask, so that no loss is defined")]

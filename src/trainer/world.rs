@@ -147,6 +147,9 @@ impl Threads {
                 Err(error) => bad.push(error),
             }
         }
+        if end == RecvTimeoutError::Timeout && !silent.is_empty() {
+            self.lost.set(true);
+        }
         let cause = bad.iter().position(|error| !error.is_of_another());
         if let Some(cause) = cause {
             return Err(bad.swap_remove(cause));
@@ -154,7 +157,6 @@ impl Threads {
         match silent.first() {
             None => {}
             Some(_) if end == RecvTimeoutError::Timeout => {
-                self.lost.set(true);
                 return Err(TrainerError::missing(&silent, self.patience));
             }
             Some(&rank) => return Err(TrainerError::RankLeft { rank }),

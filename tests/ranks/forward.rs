@@ -87,6 +87,9 @@ fn a_fault_reaches_every_rank() {
         let (healthy, own) = scored("", 3);
         let (faulty, other) = scored(&format!("\"{fault}\""), 3);
         assert!(healthy != faulty, "{fault}");
+        if fault == "shifted_logprobs" {
+            assert!(faulty == scored("\"shifted_logprobs\"", 1).0, "on every rank as on one");
+        }
         let differ = own.expect("fingerprints") != other.expect("fingerprints");
         assert_eq!(differ, fault == "trainer_weight_ulp", "{fault}");
     }

@@ -23,7 +23,7 @@ pub use graph::Graph;
 pub use kernels::Kernel;
 pub(crate) use launch::{blocks, launch, THREADS};
 pub use memory::{Kept, Memory};
-pub use nccl::{Communicator, Way};
+pub use nccl::{pinned_here, Communicator, Way};
 pub use probe::{cublaslt_version, devices, driver_version, nccl_version, DeviceInfo};
 pub use spans::Spans;
 

@@ -5,13 +5,14 @@
 //! the same in every run on one machine, because the first two are pinned before it starts.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use cudarc::driver::{CudaEvent, CudaStream};
 use cudarc::nccl::result::NcclError;
 use cudarc::nccl::safe::{Comm, Id, ReduceOp};
 
+use super::probe::call;
 use super::{nccl_version, DeviceError, Floats, Gpu, OrFail};
 use crate::ops::array::Array;
 use crate::ops::shards::{shard_len, Arriving};
@@ -22,6 +23,15 @@ use crate::ops::weights::Weights;
 /// switch, and is not there on every machine.
 const PINNED: [(&str, &str); 3] =
     [("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple"), ("NCCL_NVLS_ENABLE", "0")];
+
+/// Names that [`Communicator::world`] has set in this process.
+static PINNED_HERE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+
+/// Variables of NCCL's that this process has set for itself, which no other program is to inherit.
+#[must_use]
+pub fn pinned_here() -> Vec<&'static str> {
+    PINNED_HERE.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
 
 /// One GPU's end of a ring.
 pub struct Communicator {
@@ -53,13 +63,18 @@ impl Communicator {
         }
         for (name, value) in PINNED.iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
             std::env::set_var(name, value);
+            PINNED_HERE.lock().unwrap_or_else(PoisonError::into_inner).push(name);
         }
         let id = Id::new().map_err(|source| refused("begin", &source))?;
+        // What can fail on one GPU alone fails before the others wait for it.
+        let streams = gpus.iter().map(|gpu| stream(gpu)).collect::<Result<Vec<_>, _>>()?;
         // Each call returns once all have been made.
         thread::scope(|scope| {
             let count = gpus.len();
-            let open = |(rank, gpu)| scope.spawn(move || Self::open(gpu, rank, count, id));
-            let threads: Vec<_> = gpus.iter().enumerate().map(open).collect();
+            let mut threads = Vec::with_capacity(count);
+            for (rank, (gpu, stream)) in gpus.iter().zip(streams).enumerate() {
+                threads.push(scope.spawn(move || Self::connect(gpu, stream, (rank, count), id)));
+            }
             let ends = threads.into_iter().map(|thread| {
                 thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
             });
@@ -67,11 +82,13 @@ impl Communicator {
         })
     }
 
-    fn open(gpu: &Arc<Gpu>, rank: usize, count: usize, id: Id) -> Result<Self, DeviceError> {
-        let context = gpu.stream().context();
-        let failed = |source| DeviceError::Call { what: "making a stream".to_owned(), source };
-        context.bind_to_thread().map_err(failed)?;
-        let stream = context.new_stream().map_err(failed)?;
+    fn connect(
+        gpu: &Arc<Gpu>,
+        stream: Arc<CudaStream>,
+        (rank, count): (usize, usize),
+        id: Id,
+    ) -> Result<Self, DeviceError> {
+        gpu.stream().context().bind_to_thread().map_err(call("taking the device"))?;
         let comm = Comm::from_rank(Arc::clone(&stream), rank, count, id)
             .map_err(|source| refused("connect the GPUs", &source))?;
         Ok(Self { comm, gpu: Arc::clone(gpu), count, stream })
@@ -121,6 +138,12 @@ impl Communicator {
         self.gpu.stream().join(&self.stream).or_fail("waiting for a sum");
         Ok(Array::Cuda(Floats::new(&self.gpu, shard)))
     }
+}
+
+fn stream(gpu: &Gpu) -> Result<Arc<CudaStream>, DeviceError> {
+    let context = gpu.stream().context();
+    context.bind_to_thread().map_err(call("taking the device"))?;
+    context.new_stream().map_err(call("making a stream"))
 }
 
 fn refused(what: &str, source: &NcclError) -> DeviceError {

@@ -18,7 +18,7 @@ pub enum Projection {
 
 impl Projection {
     /// From a weight `[N, K]` and a bias `[N]`, empty where there is none. One that trains also has
-    /// what [`Self::input_gradient`] needs.
+    /// what [`Self::backward`] needs.
     #[must_use]
     pub fn new(w_nk: Part<'_>, bias_n: Part<'_>, inner: usize, purpose: Purpose) -> Self {
         let Purpose { arithmetic, trains } = purpose;

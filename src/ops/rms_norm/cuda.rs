@@ -103,7 +103,8 @@ pub fn forward_three(x: [&Floats; 3], w: [&Floats; 3], eps: f32) -> [Floats; 3] 
     y
 }
 
-/// `dx[T, H]` += gradient by x; `dw[H]` += gradient by w, rows ascending.
+/// `dx[T, H]` += gradient by x; `dw[H]` += gradient by w, block by block of
+/// [`BLOCK`] rows.
 pub fn backward(
     gpu: &Gpu,
     x_th: &CudaView<'_, f32>,

@@ -98,6 +98,7 @@ impl Bytes {
         let mut copy = gpu.uninit::<u8>(self.view().len());
         // The copy is the other GPU's to make. It waits for what is written here, and what is freed
         // here waits for it.
+        gpu.stream().join(self.gpu.stream()).or_fail("waiting for weights on another GPU");
         gpu.stream().memcpy_dtod(&self.view(), &mut copy).or_fail("a copy to another GPU");
         self.gpu.stream().join(gpu.stream()).or_fail("waiting for a copy to another GPU");
         Self::new(gpu, copy, self.dtype)

@@ -10,6 +10,7 @@ use super::machine::Machine;
 use crate::base::{EngineIndex, Step};
 use crate::config::Update;
 use crate::engine::{Moment, Placement};
+use crate::run::device::ranks_on_one;
 use crate::run::recorder::Recorder;
 use crate::run::session::Session;
 
@@ -54,6 +55,8 @@ pub(super) struct Timed {
     /// Of all engines, as they came to an end.
     pub engine: Vec<EngineStep>,
     pub placement: Placement,
+    /// GPUs that the trainer's ranks are on, or the one CPU.
+    pub trainers: u64,
     pub requests: usize,
     /// Tokens of all completions.
     pub sampled: u64,
@@ -125,7 +128,8 @@ impl Timed {
         let sampled = rollouts.iter().map(|r| r.completion.tokens.len() as u64).sum();
         let prompts: u64 = rollouts.iter().map(|r| r.completion.prompt.len() as u64).sum();
         let (requests, tokens) = (rollouts.len(), sampled + prompts);
-        Ok(Self { parts, engine, placement, requests, sampled, tokens })
+        let trainers = u64::from(session.config.trainer.ranks) / ranks_on_one(&session.config);
+        Ok(Self { parts, engine, placement, trainers, requests, sampled, tokens })
     }
 
     /// Engine steps of as many decodes as ever ran together, and of nothing else.
@@ -174,7 +178,8 @@ impl Timed {
     fn pass(&self, seconds: f64, work: &Work, machine: &Machine) -> Rate {
         let load = Load { tokens: self.tokens, logits: self.sampled, bytes: 0.0 };
         let tokens = self.tokens as f64;
-        Rate { per_s: tokens / seconds, floor: tokens / work.floor_s(load, machine) }
+        let floor = self.trainers as f64 * tokens / work.floor_s(load, machine);
+        Rate { per_s: tokens / seconds, floor }
     }
 }
 

@@ -22,6 +22,8 @@ pub struct SessionState {
     /// Of each embedded engine.
     schedulers: Vec<SchedulerSnapshot>,
     trainer: TrainerSnapshot,
+    /// Whether a trainer that learns went on at another number of ranks.
+    ranks_changed: bool,
     index_bits: Option<u32>,
     floor: Option<Floor>,
     versions: Vec<WeightsOf>,
@@ -36,6 +38,7 @@ impl Session {
         SessionState {
             schedulers: self.embedded().map(Engine::snapshot).collect(),
             trainer: self.trainer.snapshot(),
+            ranks_changed: self.ranks_changed,
             index_bits: self.index_bits,
             floor: self.floor,
             versions: self.weights.clone(),
@@ -108,6 +111,9 @@ impl Session {
         self.index_bits = state.index_bits;
         self.floor = state.floor;
         self.weights = state.versions;
+        let other = state.trainer.ranks != self.config.trainer.ranks as usize;
+        let learns = self.config.trainer.update == Update::Adamw;
+        self.ranks_changed = state.ranks_changed || learns && other;
         // Of weights that were never updated the engine has this version already.
         let has = match self.source.embedded() {
             Some(engines) => engines.first().version(),
@@ -129,11 +135,13 @@ impl Session {
     /// Whether a run that goes on from any of its checkpoints ends byte-equal to one that was never
     /// interrupted: no policy of this configuration may read bytes that it has not written, or the
     /// checkpoints hold the pool's bytes. It tells of the configuration, so that a run says the
-    /// same whether it was resumed or not. Servers draw their own noise.
+    /// same whether it was resumed or not; but one that has learned at two numbers of ranks is like
+    /// no other. Servers draw their own noise.
     #[must_use]
     pub fn resume_exact(&self) -> bool {
         let is_embedded = self.source.embedded().is_some();
-        is_embedded && !self.embedded().any(Engine::may_read_stale) || self.keeps_pool_bytes()
+        let reads_its_own = is_embedded && !self.embedded().any(Engine::may_read_stale);
+        !self.ranks_changed && (reads_its_own || self.keeps_pool_bytes())
     }
 
     fn weights_held(&self) -> Vec<u64> {

@@ -273,16 +273,18 @@ impl Session {
             let prefill =
                 self.ask(|servers, waiting| servers.score_prefill(whole, waiting))?.remove(0);
             gaps.extend(zip(&done.tokens, prefill).filter_map(|(sampled, prefill)| {
-                let d = f64::from(sampled.logp.get()) - f64::from(prefill?.get());
-                Some(d.abs() * OTHER_ARITHMETIC)
+                Some((f64::from(sampled.logp.get()) - f64::from(prefill?.get())).abs())
             }));
         }
+        let largest = gaps.iter().copied().fold(0.0, f64::max);
+        gaps.iter_mut().for_each(|gap| *gap *= OTHER_ARITHMETIC);
         let (measured, most) = (Floor::measured(&gaps), healthy_max(self.config.model.dtype));
         let found = measured.of(gaps.len() as u64);
         if found > most {
             say(&format!(
-                "step {step}: the server's decode and its own prefill differ by {found:.2e} \
-                 nats even in requests that ran alone; the floor is {most:e}"
+                "step {step}: the server's decode and its own prefill differ by up to {largest:.2e} \
+                 nats even in requests that ran alone, which would make the floor {found:.2e}; it is \
+                 held at {most:e}"
             ));
         }
         Ok(measured.at_most(most))

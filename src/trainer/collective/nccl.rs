@@ -2,6 +2,7 @@
 
 use super::{Collective, SharedMemory};
 use crate::base::Rank;
+use crate::config::Dtype;
 use crate::ops::array::{Array, Device};
 use crate::ops::cuda::Communicator;
 use crate::ops::shards::Arriving;
@@ -9,7 +10,8 @@ use crate::ops::weights::Weights;
 use crate::trainer::TrainerError;
 
 /// Arrays go through NCCL. The ranks, threads of one process, meet in its memory before each
-/// collective: NCCL itself would wait for ever for one that does not come.
+/// collective: NCCL itself would wait for ever for one that does not come. What a GPU does after
+/// that has no bound of ours.
 #[derive(Debug)]
 pub struct Nccl {
     meeting: SharedMemory,
@@ -47,11 +49,13 @@ impl Collective for Nccl {
     }
 
     fn all_gather(&self, shard: &Weights, len: usize) -> Result<Arriving, TrainerError> {
-        self.link.all_gather(shard, len, || self.meeting.barrier())
+        let call = ("gather", len, shard.dtype());
+        self.link.all_gather(shard, len, || self.meeting.meet_for(call))
     }
 
     fn reduce_scatter(&self, whole: Array) -> Result<Array, TrainerError> {
-        self.link.reduce_scatter(whole, || self.meeting.barrier())
+        let call = ("sum", whole.len(), Dtype::F32);
+        self.link.reduce_scatter(whole, || self.meeting.meet_for(call))
     }
 
     fn all_reduce(&self, numbers: &[f64]) -> Result<Vec<f64>, TrainerError> {

@@ -1,4 +1,5 @@
-//! Ranks that are threads of one process and share a device.
+//! Ranks that are threads of one process: those that share a device, and the meeting of those that
+//! have a GPU each.
 //!
 //! Each lays what it has on the table; once all have, each takes what it needs. Every sum runs over
 //! the ranks in order, so that a result depends on who they are and not on who came first.
@@ -9,12 +10,13 @@ use std::time::Duration;
 
 use super::Collective;
 use crate::base::Rank;
+use crate::config::Dtype;
 use crate::ops::array::Array;
 use crate::ops::shards::Arriving;
 use crate::ops::weights::Weights;
 use crate::trainer::TrainerError;
 
-/// How long a rank waits for the others, which do the same work on parts of one size.
+/// How long a rank waits for the others: far longer than any layer of a chunk takes.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// One of several threads, or the only one.
@@ -49,6 +51,8 @@ struct Meeting {
 #[derive(Debug)]
 enum Laid {
     Nothing,
+    /// Of what is done elsewhere: its name, elements and their dtype.
+    Call((&'static str, usize, Dtype)),
     Shard(Weights),
     Gradient(Array),
     Numbers(Vec<f64>),
@@ -85,6 +89,17 @@ impl SharedMemory {
     /// As every call of a [`Collective`].
     pub fn barrier(&self) -> Result<(), TrainerError> {
         self.meet(Laid::Nothing).map(|_| ())
+    }
+
+    /// The same before a call that is made elsewhere: its name, elements and their dtype.
+    ///
+    /// # Errors
+    /// As every call of a [`Collective`].
+    pub fn meet_for(&self, mine: (&'static str, usize, Dtype)) -> Result<(), TrainerError> {
+        let told = self.meet(Laid::Call(mine))?;
+        let same = |laid: &Laid| matches!(laid, Laid::Call(theirs) if *theirs == mine);
+        assert!(told.iter().all(same), "every rank makes the same calls: {told:?}");
+        Ok(())
     }
 
     /// What every rank has laid, in rank order.

@@ -209,6 +209,9 @@ impl Library {
                 trusted.push(candidate);
             }
         }
+        if plans.distrust.is_some() {
+            return None;
+        }
         let run = |algorithm: &Algorithm| {
             self.run_problem(gpu, &problem, algorithm, at, Into::Overwrite);
         };
