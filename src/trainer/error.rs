@@ -7,8 +7,8 @@ use crate::base::Rank;
 use crate::ops::cuda::DeviceError;
 
 /// A refusal of the trainer. The minibatch that it came in has changed nothing; but after
-/// `RankLeft`, `RankMissing`, `RankFailed` or `Device` ranks may differ, and the trainer is not used
-/// again.
+/// `RankLeft`, `RankMissing`, `RankFailed` or `Device` ranks may differ, and the trainer is not
+/// used again.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainerError {
     #[error("the minibatch has no token under its loss mask, so that no loss is defined")]

@@ -60,8 +60,8 @@ impl Gpu {
             let (found, needed) = (dotted(found), dotted(needed));
             return Err(DeviceError::OldDevice { name, found, needed });
         }
-        // SAFETY: one stream orders all work, and what runs beside it, NCCL and copies between GPUs,
-        // records and awaits events of its own.
+        // SAFETY: one stream orders all work, and what runs beside it, NCCL and copies between
+        // GPUs, records and awaits events of its own.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(call("making a stream"))?;
         keep_freed_memory(&context)?;

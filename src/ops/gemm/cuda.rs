@@ -6,8 +6,8 @@
 //! see [`Library`]. In every case an output's bits depend on its row of x and its row of w alone.
 //!
 //! Gradients with bf16 weights are of bf16 matrices too, summed in f32 in an order that the library
-//! chooses for the shape, or in ours where it refuses the addresses: the same calls have the same bits,
-//! and nothing else is promised.
+//! chooses for the shape, or in ours where it refuses the addresses: the same calls have the same
+//! bits, and nothing else is promised.
 
 // Launches are raw calls: each wrapper asserts the lengths that its kernels index.
 #![allow(unsafe_code)]

@@ -282,9 +282,9 @@ impl Session {
         let found = measured.of(gaps.len() as u64);
         if found > most {
             say(&format!(
-                "step {step}: the server's decode and its own prefill differ by up to {largest:.2e} \
-                 nats even in requests that ran alone, which would make the floor {found:.2e}; it is \
-                 held at {most:e}"
+                "step {step}: the server's decode and its own prefill differ by up to \
+                 {largest:.2e} nats even in requests that ran alone, which would make the floor \
+                 {found:.2e}; it is held at {most:e}"
             ));
         }
         Ok(measured.at_most(most))
