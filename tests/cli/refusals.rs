@@ -130,14 +130,6 @@ fn a_device_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn what_this_build_does_not_have_is_refused_by_name() {
-    refused_override(
-        &["trainer.ranks=4"],
-        "--set 1: trainer.ranks = 4 is refused; it takes only 1: this build trains on one rank",
-    );
-}
-
-#[test]
 fn model_folders() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let experiment = changed(folder.path(), "preset = \"tiny-jamba\"", "");
