@@ -2,7 +2,7 @@
 //! pools for the engine, passes of their own for the trainer. Nothing that the run goes on with is
 //! touched.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 
@@ -29,6 +29,26 @@ pub(in crate::run) struct Looks {
     pub mode: Option<UnlikeMode>,
 }
 
+/// `good` in the order in which they are looked at beside `worst`: of the engines that those are of
+/// in turn, so that none of them is alone, and then the others.
+fn company(
+    good: impl Iterator<Item = usize>,
+    worst: &[usize],
+    engine: impl Fn(usize) -> EngineIndex,
+) -> Vec<usize> {
+    let theirs: BTreeSet<EngineIndex> = worst.iter().map(|&index| engine(index)).collect();
+    let mut of_each: BTreeMap<EngineIndex, usize> = BTreeMap::new();
+    let mut order: Vec<_> = good
+        .map(|index| {
+            let nth = of_each.entry(engine(index)).or_default();
+            *nth += 1;
+            (!theirs.contains(&engine(index)), *nth, index)
+        })
+        .collect();
+    order.sort_unstable();
+    order.into_iter().map(|(.., index)| index).collect()
+}
+
 impl Session {
     /// Of a spike; of a step without suspects nothing.
     pub(super) fn second_look(
@@ -45,7 +65,9 @@ impl Session {
         worst.sort_by(|a, b| gap(b).total_cmp(&gap(a)));
         worst.truncate(LOOKED_AT);
         let good = (0..rollouts.len()).filter(|index| suspects.binary_search(index).is_err());
-        let chosen: Vec<usize> = worst.iter().copied().chain(good.take(LOOKED_AT)).collect();
+        let good = company(good, &worst, |index| rollouts[index].completion.engine);
+        let chosen: Vec<usize> =
+            worst.iter().copied().chain(good.into_iter().take(LOOKED_AT)).collect();
         let mut probes = self.probe(rollouts, &chosen)?;
         self.look_inside(rollouts, &worst, &mut probes.requests)?;
         let probes = Some(probes);
@@ -208,4 +230,23 @@ fn told(found: &Refit, stated: &Contract) -> String {
          while its records say {stated:.3}: the mean |d| of {} tokens falls from {:e} to {:e}",
         found.contract, found.tokens, found.before, found.after,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_requests_are_looked_at_beside_bad_ones_of_their_engine() {
+        // Three prompts of two rollouts go round; request 5 of engine 2 is bad, then 0 and 5.
+        let engine =
+            |engines: u32| move |index: usize| EngineIndex::new(index as u32 / 2 % engines);
+        let check = |engines, worst: &[usize], expected: [usize; 3]| {
+            let good = (0..8).filter(|index| !worst.contains(index));
+            assert_eq!(company(good, worst, engine(engines))[..3], expected, "{worst:?}");
+        };
+        check(1, &[5], [0, 1, 2]);
+        check(3, &[5], [4, 0, 2]);
+        check(3, &[0, 5], [1, 4, 6]);
+    }
 }
