@@ -9,8 +9,8 @@ use std::process::Command;
 /// lowest also as PTX, which newer devices' drivers compile.
 const ARCHITECTURES: &str = "80,90";
 
-/// Multiply and add are rounded apart, division and square root as IEEE 754 has them: the CPU's
-/// bits.
+/// Multiply and add are rounded apart but where a kernel fuses them itself, division and square root
+/// as IEEE 754 has them: the CPU's bits.
 const NUMERICS: [&str; 4] = ["-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"];
 
 fn main() {

@@ -114,7 +114,9 @@ __device__ __forceinline__ void attend(
             for (uint32_t e = lane; e < width; e += HALF_WARP) {
                 const float key = source.key(at + e);
 #pragma unroll
-                for (uint32_t h = 0; h < HEADS; ++h) sums[h] += q_he[h * width + e] * key;
+                for (uint32_t h = 0; h < HEADS; ++h) {
+                    sums[h] = fused(q_he[h * width + e], key, sums[h]);
+                }
             }
         }
 #pragma unroll
@@ -141,7 +143,8 @@ __device__ __forceinline__ void attend(
                 const float value = source.value(at + i * source.row());
 #pragma unroll
                 for (uint32_t h = 0; h < HEADS; ++h) {
-                    sums[h] += p_hs[static_cast<uint64_t>(h) * longest + s + i] * value;
+                    const float p = p_hs[static_cast<uint64_t>(h) * longest + s + i];
+                    sums[h] = fused(p, value, sums[h]);
                 }
             }
             s += run;

@@ -25,7 +25,9 @@ __device__ __forceinline__ void dots(
         const uint32_t s = from + threadIdx.x / HALF_WARP;
         float sum = 0.0f;
         if (s < seen) {
-            for (uint32_t e = lane; e < width; e += HALF_WARP) sum += x_e[e] * element(s, e);
+            for (uint32_t e = lane; e < width; e += HALF_WARP) {
+                sum = fused(x_e[e], element(s, e), sum);
+            }
         }
         sum = fold_lanes(sum);
         if (lane == 0 && s < seen) out_s[s] = sum * scale;
@@ -47,13 +49,13 @@ __device__ __forceinline__ float block_max(const float* p_s, uint32_t seen, floa
     return max;
 }
 
-// sum over s of term(s), in the lane order; the same in every thread.
-template <typename Term>
-__device__ __forceinline__ float lane_sum(uint32_t seen, float* shared, Term term) {
+// The fold of every lane's step(so far, s) for its own s < seen; the same in every thread.
+template <typename Step>
+__device__ __forceinline__ float lanes_by(uint32_t seen, float* shared, Step step) {
     if (threadIdx.x < 32) {
         float sum = 0.0f;
         if (threadIdx.x < HALF_WARP) {
-            for (uint32_t s = threadIdx.x; s < seen; s += HALF_WARP) sum += term(s);
+            for (uint32_t s = threadIdx.x; s < seen; s += HALF_WARP) sum = step(sum, s);
         }
         sum = fold_lanes(sum);
         if (threadIdx.x == 0) shared[0] = sum;
@@ -80,7 +82,7 @@ __device__ __forceinline__ float probabilities(
     const float max = block_max(p_s, seen, shared);
     for (uint32_t s = threadIdx.x; s < seen; s += blockDim.x) p_s[s] = exp_f32(p_s[s] - max);
     __syncthreads();
-    return lane_sum(seen, shared, [&](uint32_t s) { return p_s[s]; });
+    return lanes_by(seen, shared, [&](float sum, uint32_t s) { return sum + p_s[s]; });
 }
 
 // The block's room for p, its own stretch of `all`.
@@ -118,7 +120,8 @@ extern "C" __global__ void attention_backward_query(
     const auto value = [&](uint32_t s, uint32_t e) { return own.v[own.at(s) + column + e]; };
     dots(dout + at, heads.width, seen, 1.0f, value, dp_s);
     __syncthreads();
-    const float mean = lane_sum(seen, shared, [&](uint32_t s) { return p_s[s] * dp_s[s]; });
+    const auto add = [&](float sum, uint32_t s) { return fused(p_s[s], dp_s[s], sum); };
+    const float mean = lanes_by(seen, shared, add);
     for (uint32_t s = threadIdx.x; s < seen; s += blockDim.x) {
         dp_s[s] = p_s[s] * (dp_s[s] - mean) * heads.scale;
     }
@@ -126,7 +129,9 @@ extern "C" __global__ void attention_backward_query(
     for (uint32_t e = threadIdx.x; e < heads.width; e += blockDim.x) {
         float sum = 0.0f;
 #pragma unroll 4
-        for (uint32_t s = 0; s < seen; ++s) sum += dp_s[s] * own.k[own.at(s) + column + e];
+        for (uint32_t s = 0; s < seen; ++s) {
+            sum = fused(dp_s[s], own.k[own.at(s) + column + e], sum);
+        }
         dq[at + e] = sum;
     }
 }
@@ -162,8 +167,8 @@ extern "C" __global__ void attention_backward_key(
             for (uint32_t head = group * shared_by; head < (group + 1) * shared_by; ++head) {
                 const uint64_t query = query_at(heads, token, head) + e;
                 const uint64_t weight = ((token - first) * heads.query + head) * longest + s;
-                dv_e += p[weight] * dout[query];
-                dk_e += dscore[weight] * q[query];
+                dv_e = fused(p[weight], dout[query], dv_e);
+                dk_e = fused(dscore[weight], q[query], dk_e);
             }
         }
         dk[at] = dk_e;

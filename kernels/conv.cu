@@ -111,7 +111,7 @@ __device__ __forceinline__ void forward(
             }
             read_n<N>(conv.taps_kd + static_cast<uint64_t>(k) * conv.channels + channel, weight);
 #pragma unroll
-            for (uint32_t i = 0; i < N; ++i) sum[i] += weight[i] * x[j][i];
+            for (uint32_t i = 0; i < N; ++i) sum[i] = fused(weight[i], x[j][i], sum[i]);
         }
     }
 #pragma unroll
@@ -187,7 +187,7 @@ __device__ __forceinline__ float sum_taps(
     for (uint32_t k = 0; k < taps; ++k) {
         const uint32_t back = taps - 1 - k;
         const float x = t >= back ? x_td[(token - back) * channels + channel] : 0.0f;
-        pre += taps_kd[static_cast<uint64_t>(k) * channels + channel] * x;
+        pre = fused(taps_kd[static_cast<uint64_t>(k) * channels + channel], x, pre);
     }
     return pre;
 }
@@ -230,7 +230,8 @@ extern "C" __global__ void conv_backward_input(
     float dx = 0.0f;
     for (uint32_t ahead = 0; ahead < taps && token + ahead < end; ++ahead) {
         const uint64_t k = taps - 1 - ahead;
-        dx += dpre_td[(token + ahead) * channels + channel] * taps_kd[k * channels + channel];
+        const float dpre = dpre_td[(token + ahead) * channels + channel];
+        dx = fused(dpre, taps_kd[k * channels + channel], dx);
     }
     dx_td[token * channels + channel] = dx;
 }
@@ -259,7 +260,7 @@ extern "C" __global__ void conv_backward_weights(
     }
     const uint64_t back = taps - 1 - k, count = lens[span] > back ? lens[span] - back : 0;
     const float* x = x_td + start * channels + channel;
-    w_dk[own * taps + k] = add_in_order<32>(0.0f, count, [&](uint64_t t) {
-        return dpre[(t + back) * channels] * x[t * channels];
+    w_dk[own * taps + k] = dot_in_order<32>(0.0f, count, [&](uint64_t t) {
+        return make_float2(dpre[(t + back) * channels], x[t * channels]);
     });
 }

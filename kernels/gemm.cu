@@ -1,5 +1,5 @@
 // Matrix products in f32 with the one order of `ops::gemm`: every output is a single accumulator,
-// the inner index ascends, multiply and add are rounded separately. Bit-equal to the CPU.
+// the inner index ascends, multiply and add are rounded once. Bit-equal to the CPU.
 //
 // Shape letters: M rows of activations, N outputs, K inner (of the forward product).
 #include "arrays.cuh"
@@ -56,8 +56,7 @@ __device__ void product(const Left& left, const Right& right, bool add, float* o
         for (int d = 0; d < DEPTH; d++) {
             for (int i = 0; i < EACH; i++) {
                 for (int j = 0; j < EACH; j++) {
-                    float term = __fmul_rn(l_tile[d][row + i], r_tile[d][column + j]);
-                    sums[i][j] = __fadd_rn(sums[i][j], term);
+                    sums[i][j] = fused(l_tile[d][row + i], r_tile[d][column + j], sums[i][j]);
                 }
             }
         }

@@ -19,10 +19,11 @@ __device__ __forceinline__ T fold_lanes(T lane) {
 // Terms that are staged in shared memory at a time.
 constexpr uint32_t STAGED = 2048;
 
-// Sum of term(i), i in 0..len, by a whole block, which gets the result in every thread. The block
-// computes terms in parallel and 16 of its threads add them up; a block has at least one warp.
-template <typename Term>
-__device__ float block_sum(uint64_t len, Term term) {
+// The fold of every lane's step(so far, term(i)) for its own i in 0..len, by a whole block, which
+// gets the result in every thread. The block computes terms in parallel and 16 of its threads take
+// the steps; a block has at least one warp.
+template <typename Term, typename Step>
+__device__ float block_lanes(uint64_t len, Term term, Step step) {
     __shared__ float staged[STAGED];
     __shared__ float total;
     float lane = 0.0f;
@@ -34,7 +35,7 @@ __device__ float block_sum(uint64_t len, Term term) {
         __syncthreads();
         if (threadIdx.x < LANES) {
             for (uint32_t i = threadIdx.x; i < count; i += LANES) {
-                lane = lane + staged[i];
+                lane = step(lane, staged[i]);
             }
         }
         __syncthreads();
@@ -50,4 +51,10 @@ __device__ float block_sum(uint64_t len, Term term) {
     // The next call may write `total` at once.
     __syncthreads();
     return sum;
+}
+
+// Sum of term(i), i in 0..len.
+template <typename Term>
+__device__ float block_sum(uint64_t len, Term term) {
+    return block_lanes(len, term, [](float sum, float one) { return sum + one; });
 }

@@ -45,9 +45,9 @@ __device__ __forceinline__ void norm(Rows x_th, Rows delta_th, const float* w_h,
 #pragma unroll
                 for (uint32_t k = 0; k < 16; ++k) terms[k] = row[i + k * LANES];
 #pragma unroll
-                for (uint32_t k = 0; k < 16; ++k) lane = lane + terms[k] * terms[k];
+                for (uint32_t k = 0; k < 16; ++k) lane = fused(terms[k], terms[k], lane);
             }
-            for (; i < width; i += LANES) lane = lane + row[i] * row[i];
+            for (; i < width; i += LANES) lane = fused(row[i], row[i], lane);
         }
         lane = fold_lanes(lane);
         if (threadIdx.x == 0) total = inverse_root(lane, width, eps);
@@ -108,10 +108,11 @@ __device__ __forceinline__ void narrow(const Part& part, uint64_t row, bool insi
     float lane = 0.0f;
 #pragma unroll
     for (uint32_t k = 0; k < HELD; ++k) {
-        if (first + k * LANES < width) lane = lane + held[k] * held[k];
+        if (first + k * LANES < width) lane = fused(held[k], held[k], lane);
     }
     for (uint32_t i = first + HELD * LANES; i < width; i += LANES) {
-        lane = lane + read(x[i]) * read(x[i]);
+        const float last = read(x[i]);
+        lane = fused(last, last, lane);
     }
     lane = __shfl_sync(0xffffffffu, fold_lanes(lane), 0, LANES);
     const float scale = inverse_root(lane, part.width, eps);
@@ -141,7 +142,9 @@ extern "C" __global__ void rms_norm_backward_x(const float* x_th, const float* w
     uint64_t row = (uint64_t)blockIdx.x * width;
     const float *x = x_th + row, *dy = dy_th + row;
     float* dx = dx_th + row;
-    float sum = block_sum(width, [&](uint64_t i) { return x[i] * x[i]; });
+    float sum = block_lanes(
+        width, [&](uint64_t i) { return x[i]; },
+        [](float lane, float one) { return fused(one, one, lane); });
     float scale = inverse_root(sum, width, eps);
     float inner = block_sum(width, [&](uint64_t i) { return dy[i] * w_h[i] * x[i]; });
     float shrink = __fdiv_rn(scale * scale * scale * inner, (float)width);

@@ -78,7 +78,7 @@ extern "C" __global__ void row_dots(
     // A row that is none has no columns: its threads still take part in the shuffles.
     const uint64_t columns = row < rows ? width : 0;
     for (uint64_t column = lane; column < columns; column += LANES) {
-        sum += a[row * width + column] * b[row * width + column];
+        sum = fused(a[row * width + column], b[row * width + column], sum);
     }
     for (uint32_t apart = LANES / 2; apart > 0; apart /= 2) {
         sum += __shfl_down_sync(0xffffffffu, sum, apart, LANES);

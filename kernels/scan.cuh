@@ -15,28 +15,19 @@ struct ScanInputs {
     Rows b_tn;
     Rows c_tn;
     Rows z_td;
+    // log2(e)A.
     const float* a_dn;
     const float* skip_d;
     const float* dt_bias_d;
     State state;
 };
 
-// exp_f32 where x <= 0 and the result is a normal number, x > NEVER_TINY: no clamps, one scaling.
-// n * 0.693359375 is exact, so that its difference with x is rounded once either way.
-constexpr float NEVER_TINY = -86.0f;
+// `decay` where the result is a normal number, a * b > NEVER_TINY: no comparison, one scaling.
+constexpr float NEVER_TINY = -125.0f;
 
-__device__ __forceinline__ float exp_decay(float x) {
-    constexpr float ROUNDER = 12582912.0f;
-    const float rounded = x * 1.44269504088896340736f + ROUNDER;
-    const float n = rounded - ROUNDER;
-    const float r = __fmaf_rn(-n, 0.693359375f, x) - n * -2.1219444e-4f;
-    float p = 1.0f / 5040.0f;
-    p = p * r + 1.0f / 720.0f;
-    p = p * r + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
-    p = p * r + 0.5f;
-    p = (p * (r * r) + r) + 1.0f;
+__device__ __forceinline__ float normal_decay(float a, float b) {
+    float rounded;
+    const float p = decay_mantissa(a, b, &rounded);
     // The rounder's low bits are zero: what is left of its sum is n.
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(rounded) << 23));
 }
@@ -45,8 +36,8 @@ __device__ __forceinline__ float steeper(float a, float b) {
     return b < a || b != b ? b : a;
 }
 
-// The channel's most negative A, or NaN where one is: while delta times it is over NEVER_TINY,
-// every state of the channel decays by a normal number.
+// The channel's most negative log2(e)A, or NaN where one is: while delta times it is over
+// NEVER_TINY, every state of the channel decays by a normal number.
 __device__ __forceinline__ float steepest(const float* a, uint32_t n) {
     float least = 0.0f;
 #pragma unroll
@@ -73,10 +64,9 @@ __device__ __forceinline__ float step(
         for (uint32_t lane = 0; lane < LANES; ++lane) {
             const uint32_t i = base + lane;
             if (i < n) {
-                const float decay = NORMAL ? exp_decay(delta * a[i]) : exp_f32(delta * a[i]);
-                const float now = decay * h[i] + input * b[i];
-                h[i] = now;
-                lanes[lane] += now * c[i];
+                const float decayed = NORMAL ? normal_decay(delta, a[i]) : decay(delta, a[i]);
+                h[i] = fused(decayed, h[i], input * b[i]);
+                lanes[lane] = fused(h[i], c[i], lanes[lane]);
             }
         }
     }

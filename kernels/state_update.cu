@@ -4,6 +4,8 @@
 // Shape letters: D channels, 16 states a channel. A warp works on 32 channels of a sequence. Four
 // threads share a channel's states, so that a warp's loads and stores are whole sectors; each has
 // what else belongs to one channel of the four that it works on.
+#include <cuda_pipeline.h>
+
 #include "scan.cuh"
 
 constexpr uint32_t STATES = 16;
@@ -41,52 +43,114 @@ __device__ __forceinline__ void write4(uint16_t* at, const float* x) {
         *reinterpret_cast<const uint32_t*>(&low), *reinterpret_cast<const uint32_t*>(&high));
 }
 
-// A thread's four states of one channel; returns sum_n h*C over all of the channel's, which the
-// four threads fold as `fold` does: 16 to 8 and 4 across them, then within one.
+// A thread's four states of one channel; `lanes` are their h*C.
 template <bool NORMAL>
-__device__ __forceinline__ float advance(
-    float* h, const float* a, const float* b, const float* c, float delta, float x) {
+__device__ __forceinline__ void advance(
+    float* h, const float* a, const float* b, const float* c, float delta, float x, float* lanes) {
     const float input = delta * x;
-    float lanes[SHARE];
 #pragma unroll
     for (uint32_t i = 0; i < SHARE; ++i) {
-        const float decay = NORMAL ? exp_decay(delta * a[i]) : exp_f32(delta * a[i]);
-        h[i] = decay * h[i] + input * b[i];
+        const float factor = NORMAL ? normal_decay(delta, a[i]) : decay(delta, a[i]);
+        h[i] = fused(factor, h[i], input * b[i]);
         // A lane begins at zero, which makes a negative zero a positive one.
-        lanes[i] = 0.0f + h[i] * c[i];
-        lanes[i] += __shfl_xor_sync(ALL, lanes[i], 2);
-        lanes[i] += __shfl_xor_sync(ALL, lanes[i], 1);
+        lanes[i] = fused(h[i], c[i], 0.0f);
     }
-    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
-// A thread's shares of the four channels of its quad, `S` elements of a state apart by 16.
-template <typename S>
-__device__ __forceinline__ void read_shares(
-    const State& state, uint32_t row, uint64_t first, float (*h)[SHARE]) {
-    if (!state.reads[row]) {
+// The four threads of a quad add up each other's lanes of half as many channels, until each has
+// one; the threads of the upper half keep the upper channels.
+template <uint32_t CHANNELS>
+__device__ __forceinline__ void exchange(float (*lanes)[SHARE], uint32_t share) {
+    constexpr uint32_t KEPT = CHANNELS / 2;
+    const bool is_upper = share & KEPT;
 #pragma unroll
-        for (uint32_t j = 0; j < SHARE; ++j) {
-            for (uint32_t i = 0; i < SHARE; ++i) h[j][i] = 0.0f;
+    for (uint32_t j = 0; j < KEPT; ++j) {
+#pragma unroll
+        for (uint32_t i = 0; i < SHARE; ++i) {
+            const float kept = is_upper ? lanes[j + KEPT][i] : lanes[j][i];
+            const float sent = is_upper ? lanes[j][i] : lanes[j + KEPT][i];
+            lanes[j][i] = kept + __shfl_xor_sync(ALL, sent, KEPT);
         }
-        return;
     }
-    const S* from = reinterpret_cast<const S*>(source_at(state, row)) + first;
-#pragma unroll
-    for (uint32_t j = 0; j < SHARE; ++j) read4(from + j * STATES, h[j]);
 }
 
-// What one row brings to a thread: of its own channel, and of its share of the states.
+// A quad's four channels; returns sum_n h*C of the thread's own one, folded as `fold` does: 16
+// lanes to 8 and 4 across the threads, then within one.
+template <bool NORMAL>
+__device__ __forceinline__ float advance_quad(
+    float (*h)[SHARE], const float (*a)[SHARE], const float* b, const float* c, float delta,
+    float x, uint32_t share) {
+    float lanes[SHARE][SHARE];
+#pragma unroll
+    for (uint32_t j = 0; j < SHARE; ++j) {
+        const float delta_j = __shfl_sync(ALL, delta, j, SHARE);
+        const float x_j = __shfl_sync(ALL, x, j, SHARE);
+        advance<NORMAL>(h[j], a[j], b, c, delta_j, x_j, lanes[j]);
+    }
+    exchange<4>(lanes, share);
+    exchange<2>(lanes, share);
+    return (lanes[0][0] + lanes[0][2]) + (lanes[0][1] + lanes[0][3]);
+}
+
+// Rows whose states are on their way to a block while one is worked on.
+constexpr uint32_t AHEAD = 2;
+constexpr uint32_t THREADS = 128;
+
+// A thread's shares of its quad's four channels, as they are stored, in rows that come and the row
+// at hand: every thread copies what it alone reads.
+template <typename S>
+struct Ring {
+    struct alignas(SHARE * sizeof(S)) Share {
+        S h[SHARE];
+    };
+    Share rows[AHEAD + 1][SHARE][THREADS];
+};
+
+// The next row whose states a thread asks for; where they lie is known one row earlier.
+template <typename S>
+struct Asked {
+    const Update& u;
+    uint64_t first;
+    uint32_t row;
+    const S* from;
+    bool reads;
+
+    __device__ __forceinline__ Asked(const Update& u, uint64_t first)
+        : u(u), first(first), row(blockIdx.x) {
+        find();
+    }
+
+    __device__ __forceinline__ void find() {
+        if (row >= u.rows) return;
+        from = reinterpret_cast<const S*>(source_at(u.state, row)) + first;
+        reads = u.state.reads[row];
+    }
+
+    // Of a row that starts from nothing, zeros; beyond the last one, nothing.
+    __device__ __forceinline__ void ask(typename Ring<S>::Share (*to)[THREADS]) {
+        constexpr size_t bytes = sizeof(typename Ring<S>::Share);
+        if (row < u.rows) {
+#pragma unroll
+            for (uint32_t j = 0; j < SHARE; ++j) {
+                __pipeline_memcpy_async(
+                    &to[j][threadIdx.x], from + j * STATES, bytes, reads ? 0 : bytes);
+            }
+        }
+        __pipeline_commit();
+        row += gridDim.x;
+        find();
+    }
+};
+
+// What one row brings to a thread beside its states: of its own channel, and its share of B and C.
 struct Brought {
-    float h[SHARE][SHARE];
     float x, dt, z;
     float b[SHARE], c[SHARE];
 };
 
-template <typename T, typename S>
+template <typename T>
 __device__ __forceinline__ void bring(
-    const Update& u, uint32_t row, uint32_t channel, uint64_t first, uint32_t share, Brought& in) {
-    read_shares<S>(u.state, row, first, in.h);
+    const Update& u, uint32_t row, uint32_t channel, uint32_t share, Brought& in) {
     in.x = read(row_of<T>(u.c_td, row)[channel]);
     in.dt = read(row_of<T>(u.dt_td, row)[channel]);
     in.z = read(row_of<T>(u.z_td, row)[channel]);
@@ -102,15 +166,18 @@ __device__ __forceinline__ void bring(
     }
 }
 
-// Grid (groups of rows, tiles of channels); a block's rows are gridDim.x apart. What the next row
-// brings is on its way while a row is worked on.
+// Grid (groups of rows, tiles of channels); a block's rows are gridDim.x apart. The next rows'
+// states, and what else the next one brings, are on their way while a row is worked on.
 template <typename T, typename S>
-__device__ __forceinline__ void update(const Update& u) {
+__device__ __forceinline__ void update(const Update& u, Ring<S>& ring) {
     const uint32_t share = threadIdx.x % SHARE;
-    const uint32_t channel = blockIdx.y * blockDim.x + threadIdx.x;
+    const uint32_t channel = blockIdx.y * THREADS + threadIdx.x;
     const uint64_t first = static_cast<uint64_t>(channel - share) * STATES + share * SHARE;
+    Asked<S> next{u, first};
+#pragma unroll
+    for (uint32_t k = 0; k < AHEAD; ++k) next.ask(ring.rows[k]);
     Brought in;
-    bring<T, S>(u, blockIdx.x, channel, first, share, in);
+    bring<T>(u, blockIdx.x, channel, share, in);
     float a[SHARE][SHARE];
     float least = 0.0f;
 #pragma unroll
@@ -118,33 +185,40 @@ __device__ __forceinline__ void update(const Update& u) {
         read4(u.a_dn + first + j * STATES, a[j]);
         least = steeper(least, steepest(a[j], SHARE));
     }
+    least = steeper(least, __shfl_xor_sync(ALL, least, 1));
+    least = steeper(least, __shfl_xor_sync(ALL, least, 2));
     const float skip = u.skip_d[channel], dt_bias = u.dt_bias_d[channel];
+    uint32_t place = 0;
     for (uint32_t row = blockIdx.x; row < u.rows; row += gridDim.x) {
-        Brought now = in;
-        if (row + gridDim.x < u.rows) bring<T, S>(u, row + gridDim.x, channel, first, share, in);
+        const Brought now = in;
+        next.ask(ring.rows[place == 0 ? AHEAD : place - 1]);
+        if (row + gridDim.x < u.rows) bring<T>(u, row + gridDim.x, channel, share, in);
         const float delta = softplus(now.dt + dt_bias);
-        float sum = 0.0f;
+        __pipeline_wait_prior(AHEAD);
+        float h[SHARE][SHARE];
+#pragma unroll
+        for (uint32_t j = 0; j < SHARE; ++j) read4(ring.rows[place][j][threadIdx.x].h, h[j]);
+        // One answer for the warp, whose threads exchange what they sum.
+        const bool normal = __all_sync(ALL, delta * least > NEVER_TINY);
+        const float sum = normal
+            ? advance_quad<true>(h, a, now.b, now.c, delta, now.x, share)
+            : advance_quad<false>(h, a, now.b, now.c, delta, now.x, share);
         S* at = reinterpret_cast<S*>(state_at(u.state, row)) + first;
 #pragma unroll
-        for (uint32_t j = 0; j < SHARE; ++j) {
-            const float delta_j = __shfl_sync(ALL, delta, j, SHARE);
-            const float x_j = __shfl_sync(ALL, now.x, j, SHARE);
-            // One answer for the warp, whose threads exchange what they sum.
-            const bool normal = __all_sync(ALL, delta_j * least > NEVER_TINY);
-            const float one = normal ? advance<true>(now.h[j], a[j], now.b, now.c, delta_j, x_j)
-                                     : advance<false>(now.h[j], a[j], now.b, now.c, delta_j, x_j);
-            sum = share == j ? one : sum;
-            write4(at + j * STATES, now.h[j]);
-        }
-        write(row_of<T>(u.y_td, row) + channel, (sum + skip * now.x) * silu(now.z));
+        for (uint32_t j = 0; j < SHARE; ++j) write4(at + j * STATES, h[j]);
+        write(row_of<T>(u.y_td, row) + channel, fused(skip, now.x, sum) * silu(now.z));
+        place = place < AHEAD ? place + 1 : 0;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4)
+template <typename S>
+__device__ __forceinline__ void by_rows(const Update& u, void* room) {
+    Ring<S>& ring = *static_cast<Ring<S>*>(room);
+    u.y_td.dtype == BF16 ? update<uint16_t, S>(u, ring) : update<float, S>(u, ring);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 5)
 state_update(Update u) {
-    if (u.y_td.dtype == BF16) {
-        u.state.dtype == BF16 ? update<uint16_t, uint16_t>(u) : update<uint16_t, float>(u);
-    } else {
-        u.state.dtype == BF16 ? update<float, uint16_t>(u) : update<float, float>(u);
-    }
+    __shared__ alignas(16) unsigned char room[sizeof(Ring<float>)];
+    u.state.dtype == BF16 ? by_rows<uint16_t>(u, room) : by_rows<float>(u, room);
 }

@@ -34,9 +34,9 @@ extern "C" __global__ void weights_narrow(
     if (i < len) store_element(bytes, dtype, i, weights[i]);
 }
 
-// A = -exp(A_log).
-extern "C" __global__ void weights_negative_exp(
+// log2(e)A = -log2(e)exp(A_log).
+extern "C" __global__ void weights_decays(
     const float* __restrict__ logarithms, uint64_t len, float* __restrict__ out) {
     const uint64_t i = this_element();
-    if (i < len) out[i] = -exp_f32(logarithms[i]);
+    if (i < len) out[i] = -exp_f32(logarithms[i]) * LOG2_E;
 }

@@ -190,8 +190,10 @@ fn stale_blocks_were_left_by_requests_of_the_same_engine() {
 
 #[test]
 fn what_is_of_all_engines_names_none() {
+    // So many prompts that the ulp shows in each engine.
     let sets = ["engine.replicas=3", "engine.faults=[\"engine_weight_ulp\"]"];
-    let played = Played::new(&experiment(&text(SMALL), &[&sets[..], &["steps=1"]].concat()));
+    let more = ["steps=1", "rollout.prompts_per_step=30"];
+    let played = Played::new(&experiment(&text(SMALL), &[&sets[..], &more].concat()));
     assert_eq!(told(&played.findings), [(1, None)]);
     assert_eq!(played.findings[0].kind, FindingKind::WeightsNotSynced);
     assert!(played.findings[0].message.starts_with("the engine sampled with weights"));

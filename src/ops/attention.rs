@@ -11,7 +11,7 @@ pub mod cuda;
 use super::array::Array;
 use super::pages::{KeyValueView, Pages, Tables};
 use super::round::to_dtype;
-use super::simd::{dot, exp, sum_by, vectorized};
+use super::simd::{dot, exp, fused, sum_by, vectorized};
 use super::spans::Spans;
 use crate::config::Dtype;
 
@@ -92,7 +92,7 @@ fn weigh(heads: Heads, p_s: &[f32], v: &[f32], group: usize, dtype: Dtype, out_e
         let p = to_dtype(p, dtype);
         let v_e = &v[s * heads.key_value_row() + group * heads.width..][..heads.width];
         for (o, v) in out_e.iter_mut().zip(v_e) {
-            *o += p * v;
+            *o = fused(p, *v, *o);
         }
     }
 }
@@ -163,7 +163,7 @@ fn backward_query(
         *p /= total;
         *dp = dot(dout_e, &v[row(s)..][..width]);
         for (dv, d) in gradients.v[row(s)..][..width].iter_mut().zip(dout_e) {
-            *dv += *p * d;
+            *dv = fused(*p, *d, *dv);
         }
     }
     let mean = dot(p_s, dp_s);
@@ -172,8 +172,9 @@ fn backward_query(
     for (s, (p, dp)) in p_s.iter().zip(dp_s.iter()).enumerate() {
         let dscore = p * (dp - mean) * heads.scale();
         for e in 0..width {
-            dq_e[e] += dscore * k[row(s) + e];
-            gradients.k[row(s) + e] += dscore * q_e[e];
+            dq_e[e] = fused(dscore, k[row(s) + e], dq_e[e]);
+            let dk = &mut gradients.k[row(s) + e];
+            *dk = fused(dscore, q_e[e], *dk);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::array::{Array, SliceMut};
 #[cfg(feature = "cuda")]
 use super::cuda::Floats;
 use super::round::to_dtype;
-use super::simd::{silu, silu_derivative, vectorized};
+use super::simd::{fused, silu, silu_derivative, vectorized};
 use super::spans::Spans;
 use super::state::States;
 use super::weights::Part;
@@ -65,7 +65,7 @@ impl Conv {
         for (k, w) in self.taps_kd.chunks_exact(self.channels).enumerate() {
             let x = self.column(state, x_td, t, self.taps() - 1 - k);
             for ((pre, w), x) in pre_d.iter_mut().zip(w).zip(x) {
-                *pre += w * x;
+                *pre = fused(*w, *x, *pre);
             }
         }
     }
@@ -102,21 +102,27 @@ impl Conv {
         let start = vec![0.0; self.state_len()];
         let (mut own_dk, mut own_d) = (vec![0.0; d * taps], vec![0.0; d]);
         let mut dpre = vec![0.0; d];
-        for (t, dy) in dy_td.chunks_exact(d).enumerate() {
-            self.sum_taps(&start, x_td, t, &mut dpre);
-            for i in 0..d {
-                dpre[i] = dy[i] * silu_derivative(dpre[i]);
-                own_d[i] += dpre[i];
-            }
-            for (k, w) in self.taps_kd.chunks_exact(d).enumerate() {
-                let Some(row) = t.checked_sub(taps - 1 - k) else { continue };
-                let (x, dx) = (&x_td[row * d..][..d], &mut dx_td[row * d..][..d]);
-                for i in 0..d {
-                    dx[i] += dpre[i] * w[i];
-                    own_dk[i * taps + k] += dpre[i] * x[i];
+        vectorized(
+            #[inline(always)]
+            || {
+                for (t, dy) in dy_td.chunks_exact(d).enumerate() {
+                    self.sum_taps(&start, x_td, t, &mut dpre);
+                    for i in 0..d {
+                        dpre[i] = dy[i] * silu_derivative(dpre[i]);
+                        own_d[i] += dpre[i];
+                    }
+                    for (k, w) in self.taps_kd.chunks_exact(d).enumerate() {
+                        let Some(row) = t.checked_sub(taps - 1 - k) else { continue };
+                        let (x, dx) = (&x_td[row * d..][..d], &mut dx_td[row * d..][..d]);
+                        for i in 0..d {
+                            dx[i] = fused(dpre[i], w[i], dx[i]);
+                            let own = &mut own_dk[i * taps + k];
+                            *own = fused(dpre[i], x[i], *own);
+                        }
+                    }
                 }
-            }
-        }
+            },
+        );
         dw_dk.iter_mut().zip(&own_dk).for_each(|(dw, own)| *dw += own);
         dbias_d.iter_mut().zip(&own_d).for_each(|(dbias, own)| *dbias += own);
     }

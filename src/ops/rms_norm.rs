@@ -1,20 +1,20 @@
 //! RMSNorm as Jamba and Llama have it (transformers `JambaRMSNorm`): the mean square in f32, the
 //! scaled row rounded to the compute dtype, then multiplied by the weight and rounded again.
 //!
-//! Shape letters: T rows, H width. Order: the lanes of `simd::sum_by` over one row.
+//! Shape letters: T rows, H width. Order: the lanes of `simd` over one row.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
 use super::array::{Array, SliceMut};
 use super::round::to_dtype;
-use super::simd::{sum_by, vectorized};
+use super::simd::{dot, sum_by, vectorized};
 use crate::config::Dtype;
 
 /// 1 / sqrt(mean(x²) + eps) of one row.
 #[inline(always)]
 fn inverse_rms(x_h: &[f32], eps: f32) -> f32 {
-    let mean = sum_by(x_h.len(), |i| x_h[i] * x_h[i]) / x_h.len() as f32;
+    let mean = dot(x_h, x_h) / x_h.len() as f32;
     1.0 / (mean + eps).sqrt()
 }
 
@@ -56,19 +56,24 @@ pub fn backward(
         dw_h.iter_mut().zip(&*own).for_each(|(dw, own)| *dw += own);
         own.fill(0.0);
     };
-    for (row, ((x, dy), dx)) in rows.zip(dx_th.chunks_exact_mut(width)).enumerate() {
-        if row > 0 && row.is_multiple_of(BLOCK) {
+    vectorized(
+        #[inline(always)]
+        || {
+            for (row, ((x, dy), dx)) in rows.zip(dx_th.chunks_exact_mut(width)).enumerate() {
+                if row > 0 && row.is_multiple_of(BLOCK) {
+                    end_block(&mut own);
+                }
+                let scale = inverse_rms(x, eps);
+                let inner = sum_by(width, |i| dy[i] * w_h[i] * x[i]);
+                let shrink = scale * scale * scale * inner / width as f32;
+                for i in 0..width {
+                    dx[i] += scale * dy[i] * w_h[i] - shrink * x[i];
+                    own[i] += dy[i] * x[i] * scale;
+                }
+            }
             end_block(&mut own);
-        }
-        let scale = inverse_rms(x, eps);
-        let inner = sum_by(width, |i| dy[i] * w_h[i] * x[i]);
-        let shrink = scale * scale * scale * inner / width as f32;
-        for i in 0..width {
-            dx[i] += scale * dy[i] * w_h[i] - shrink * x[i];
-            own[i] += dy[i] * x[i] * scale;
-        }
-    }
-    end_block(&mut own);
+        },
+    );
 }
 
 impl Array {

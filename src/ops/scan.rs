@@ -3,25 +3,28 @@
 //!
 //! Shape letters: T rows of one sequence, D channels, N states a channel. For a row:
 //! Δ = softplus(δ + bias); h ← exp(Δ·A)·h + (Δ·c)·B; y = round((Σ_n h·C + D·c) · silu(z)).
-//! The sum over n follows the lanes of `simd`. A bf16 state is rounded after every row, because a
-//! decode that goes through its cache page cannot help doing so; y uses h before that rounding.
-//! All of this is invariant arithmetic's; fast arithmetic's scan is in `tiled`.
+//! exp(Δ·A) is taken as 2^(Δ·log2(e)A). The sum over n follows the lanes of `simd`. A bf16 state is
+//! rounded after every row, because a decode that goes through its cache page cannot help doing so;
+//! y uses h before that rounding. All of this is invariant arithmetic's; fast arithmetic's scan is
+//! in `tiled`.
 
+mod backward;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod selective;
 mod tiled;
 
+pub use backward::{RowGradients, WeightGradients, GROUP};
 pub use selective::{InputGradients, Inputs, SelectiveScan, Sums};
 
 use super::round::{slice_to_dtype, to_dtype};
-use super::simd::{exp, fold, sigmoid, silu, silu_derivative, softplus, vectorized, LANES};
+use super::simd::{decay, exp, fold, fused, silu, softplus, vectorized, LANES};
 use crate::config::{Arithmetic, Dtype};
 
 /// Weights of one layer's scan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scan {
-    /// A = -exp(A_log), `[D, N]`.
+    /// log2(e)·A = -log2(e)·exp(A_log), `[D, N]`.
     a_dn: Vec<f32>,
     /// The skip weight `D`, `[D]`.
     skip_d: Vec<f32>,
@@ -44,36 +47,6 @@ pub struct Rows<'a> {
     pub z_td: &'a [f32],
 }
 
-/// Gradients of [`Rows`], overwritten.
-#[derive(Debug)]
-pub struct RowGradients<'a> {
-    pub c_td: &'a mut [f32],
-    pub dt_td: &'a mut [f32],
-    pub b_tn: &'a mut [f32],
-    pub c_tn: &'a mut [f32],
-    pub z_td: &'a mut [f32],
-}
-
-/// Gradients of a layer's weights, added to.
-#[derive(Debug)]
-pub struct WeightGradients<'a> {
-    pub a_log_dn: &'a mut [f32],
-    pub skip_d: &'a mut [f32],
-    pub dt_bias_d: &'a mut [f32],
-}
-
-impl WeightGradients<'_> {
-    fn add(&mut self, other: &WeightGradients<'_>) {
-        for (sums, terms) in [
-            (&mut *self.a_log_dn, &*other.a_log_dn),
-            (&mut *self.skip_d, &*other.skip_d),
-            (&mut *self.dt_bias_d, &*other.dt_bias_d),
-        ] {
-            sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
-        }
-    }
-}
-
 /// One channel, one row: advances the channel's N states, returns Σ_n h·C.
 #[inline(always)]
 fn step(h_n: &mut [f32], a_n: &[f32], b_n: &[f32], c_n: &[f32], delta: f32, x: f32) -> f32 {
@@ -85,13 +58,13 @@ fn step(h_n: &mut [f32], a_n: &[f32], b_n: &[f32], c_n: &[f32], delta: f32, x: f
     let (c_whole, c_rest) = c_n.as_chunks::<LANES>();
     for (((h, a), b), c) in h_whole.iter_mut().zip(a_whole).zip(b_whole).zip(c_whole) {
         for lane in 0..LANES {
-            h[lane] = exp(delta * a[lane]) * h[lane] + input * b[lane];
-            lanes[lane] += h[lane] * c[lane];
+            h[lane] = fused(decay(delta, a[lane]), h[lane], input * b[lane]);
+            lanes[lane] = fused(h[lane], c[lane], lanes[lane]);
         }
     }
     for (lane, h) in h_rest.iter_mut().enumerate() {
-        *h = exp(delta * a_rest[lane]) * *h + input * b_rest[lane];
-        lanes[lane] += *h * c_rest[lane];
+        *h = fused(decay(delta, a_rest[lane]), *h, input * b_rest[lane]);
+        lanes[lane] = fused(*h, c_rest[lane], lanes[lane]);
     }
     fold(lanes)
 }
@@ -102,7 +75,7 @@ impl Scan {
     pub fn new(a_log_dn: &[f32], skip_d: &[f32], dt_bias_d: &[f32]) -> Self {
         assert_eq!(skip_d.len(), dt_bias_d.len(), "D and dt_proj.bias differ");
         assert_eq!(a_log_dn.len() % skip_d.len(), 0, "A_log is not [{}, N]", skip_d.len());
-        let a_dn = a_log_dn.iter().map(|&a| -exp(a)).collect();
+        let a_dn = a_log_dn.iter().map(|&a| -exp(a) * std::f32::consts::LOG2_E).collect();
         let (skip_d, dt_bias_d) = (skip_d.to_vec(), dt_bias_d.to_vec());
         Self { a_dn, skip_d, dt_bias_d, arithmetic: Arithmetic::Invariant }
     }
@@ -170,7 +143,7 @@ impl Scan {
             *y = step(h_n, a_n, b_n, c_n, *y, x);
         }
         for (((y, x), skip), z) in y_d.iter_mut().zip(c_d).zip(&self.skip_d).zip(z_d) {
-            *y = to_dtype((*y + skip * x) * silu(*z), dtype);
+            *y = to_dtype(fused(*skip, *x, *y) * silu(*z), dtype);
         }
     }
 
@@ -187,183 +160,6 @@ impl Scan {
         ] {
             assert_eq!(len, t * width, "{name} is not [{t}, {width}]");
         }
-    }
-
-    /// For a sequence that starts from a zero state, whose own sums, rows descending, are added to
-    /// `dweights`. Recomputes the states (T · D · N floats), then walks back: p_t = g_t·C_t +
-    /// exp(Δ_{t+1}·A)·p_{t+1} (Mamba, Gu and Dao 2023). A rounded state passes its gradient
-    /// straight through; fast arithmetic rounds none on the way.
-    pub fn backward(
-        &self,
-        rows: Rows<'_>,
-        state_dtype: Dtype,
-        dy_td: &[f32],
-        drows: &mut RowGradients<'_>,
-        dweights: &mut WeightGradients<'_>,
-    ) {
-        self.assert_shapes(rows, dy_td.len());
-        let (d, n) = (self.channels(), self.states());
-        let state_dtype = self.row_dtype(state_dtype);
-        let t_len = dy_td.len() / d;
-        // h_tdn[t] is the state before row t, as row t read it.
-        let mut h_tdn = vec![0.0; (t_len + 1) * d * n];
-        let mut y_td = vec![0.0; d];
-        for t in 0..t_len {
-            let (before, after) = h_tdn[t * d * n..].split_at_mut(d * n);
-            after[..d * n].copy_from_slice(before);
-            let one = Rows {
-                c_td: &rows.c_td[t * d..][..d],
-                dt_td: &rows.dt_td[t * d..][..d],
-                b_tn: &rows.b_tn[t * n..][..n],
-                c_tn: &rows.c_tn[t * n..][..n],
-                z_td: &rows.z_td[t * d..][..d],
-            };
-            self.forward(&mut after[..d * n], one, Dtype::F32, state_dtype, &mut y_td);
-        }
-        let (mut a_log_dn, mut p_dn) = (vec![0.0; d * n], vec![0.0; d * n]);
-        let (mut skip_d, mut dt_bias_d) = (vec![0.0; d], vec![0.0; d]);
-        let mut own = WeightGradients {
-            a_log_dn: &mut a_log_dn,
-            skip_d: &mut skip_d,
-            dt_bias_d: &mut dt_bias_d,
-        };
-        drows.b_tn.fill(0.0);
-        drows.c_tn.fill(0.0);
-        for t in (0..t_len).rev() {
-            let (h_dn, dy_d) = (&h_tdn[t * d * n..][..d * n], &dy_td[t * d..][..d]);
-            vectorized(
-                #[inline(always)]
-                || self.backward_row(rows, t, h_dn, dy_d, &mut p_dn, drows, &mut own),
-            );
-        }
-        dweights.add(&own);
-    }
-
-    /// What the state is rounded to between two rows of one sequence.
-    fn row_dtype(&self, state_dtype: Dtype) -> Dtype {
-        match self.arithmetic {
-            Arithmetic::Invariant => state_dtype,
-            Arithmetic::Fast => Dtype::F32,
-        }
-    }
-
-    /// `h_dn` is the state as row t read it; `p_dn` the gradient by the state after row t on entry,
-    /// before it on exit.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)] // One row of three arrays of structs.
-    fn backward_row(
-        &self,
-        rows: Rows<'_>,
-        t: usize,
-        h_dn: &[f32],
-        dy_d: &[f32],
-        p_dn: &mut [f32],
-        drows: &mut RowGradients<'_>,
-        dweights: &mut WeightGradients<'_>,
-    ) {
-        let (d, n) = (self.channels(), self.states());
-        let (b_n, c_n) = (&rows.b_tn[t * n..][..n], &rows.c_tn[t * n..][..n]);
-        let (db_n, dc_n) = (&mut drows.b_tn[t * n..][..n], &mut drows.c_tn[t * n..][..n]);
-        for (i, &dy) in dy_d.iter().enumerate() {
-            let at = t * d + i;
-            let (x, z, raw) = (rows.c_td[at], rows.z_td[at], rows.dt_td[at] + self.dt_bias_d[i]);
-            let channel = i * n..(i + 1) * n;
-            let fixed = Channel { delta: softplus(raw), x, g: dy * silu(z) };
-            let states = States {
-                h_n: &h_dn[channel.clone()],
-                a_n: &self.a_dn[channel.clone()],
-                b_n,
-                c_n,
-                p_n: &mut p_dn[channel.clone()],
-                da_log_n: &mut dweights.a_log_dn[channel],
-                db_n: &mut *db_n,
-                dc_n: &mut *dc_n,
-            };
-            let [y, dx, ddelta] = fixed.backward(states);
-            let skip = self.skip_d[i];
-            drows.z_td[at] = dy * (y + skip * x) * silu_derivative(z);
-            drows.c_td[at] = dx + skip * fixed.g;
-            dweights.skip_d[i] += fixed.g * x;
-            let slope = if raw > 20.0 { 1.0 } else { sigmoid(raw) };
-            drows.dt_td[at] = ddelta * slope;
-            dweights.dt_bias_d[i] += drows.dt_td[at];
-        }
-    }
-}
-
-/// What one channel's states share in one row: Δ, the input, the gradient by Σ h·C.
-struct Channel {
-    delta: f32,
-    x: f32,
-    g: f32,
-}
-
-/// One channel's states in one row, and where their gradients go.
-struct States<'a> {
-    h_n: &'a [f32],
-    a_n: &'a [f32],
-    b_n: &'a [f32],
-    c_n: &'a [f32],
-    p_n: &'a mut [f32],
-    da_log_n: &'a mut [f32],
-    db_n: &'a mut [f32],
-    dc_n: &'a mut [f32],
-}
-
-impl Channel {
-    /// Σ h·C of the row, and the gradients by input and Δ; the sums follow the lanes.
-    #[inline(always)]
-    fn backward(&self, s: States<'_>) -> [f32; 3] {
-        let mut sums = [[0.0_f32; LANES]; 3];
-        let (h, h_rest) = s.h_n.as_chunks::<LANES>();
-        let (a, a_rest) = s.a_n.as_chunks::<LANES>();
-        let (b, b_rest) = s.b_n.as_chunks::<LANES>();
-        let (c, c_rest) = s.c_n.as_chunks::<LANES>();
-        let (p, p_rest) = s.p_n.as_chunks_mut::<LANES>();
-        let (da, da_rest) = s.da_log_n.as_chunks_mut::<LANES>();
-        let (db, db_rest) = s.db_n.as_chunks_mut::<LANES>();
-        let (dc, dc_rest) = s.dc_n.as_chunks_mut::<LANES>();
-        for k in 0..h.len() {
-            let (h, a, b, c) = (h[k], a[k], b[k], c[k]);
-            for lane in 0..LANES {
-                let out = (&mut p[k][lane], &mut da[k][lane], &mut db[k][lane], &mut dc[k][lane]);
-                let terms = self.backward_state(h[lane], a[lane], b[lane], c[lane], out);
-                for (sum, term) in sums.iter_mut().zip(terms) {
-                    sum[lane] += term;
-                }
-            }
-        }
-        for lane in 0..h_rest.len() {
-            let out =
-                (&mut p_rest[lane], &mut da_rest[lane], &mut db_rest[lane], &mut dc_rest[lane]);
-            let (h, a, b, c) = (h_rest[lane], a_rest[lane], b_rest[lane], c_rest[lane]);
-            for (sum, term) in sums.iter_mut().zip(self.backward_state(h, a, b, c, out)) {
-                sum[lane] += term;
-            }
-        }
-        sums.map(fold)
-    }
-
-    #[inline(always)]
-    fn backward_state(
-        &self,
-        h: f32,
-        a: f32,
-        b: f32,
-        c: f32,
-        (p, da_log, db, dc): (&mut f32, &mut f32, &mut f32, &mut f32),
-    ) -> [f32; 3] {
-        let Self { delta, x, g } = *self;
-        let decay = exp(delta * a);
-        let decayed = decay * h;
-        let now = decayed + delta * x * b;
-        let p_now = *p + g * c;
-        *dc += g * now;
-        *db += p_now * delta * x;
-        // dA · A, because A = -exp(A_log).
-        *da_log += p_now * delta * decayed * a;
-        *p = p_now * decay;
-        [now * c, p_now * delta * b, p_now * (b * x + a * decayed)]
     }
 }
 

@@ -33,12 +33,10 @@ fn a_run_folder_measures_as_its_run_did() {
     }
     assert!(compared > 70, "{compared}");
     assert!(text.contains(" of native: "), "{text}");
-    assert_eq!(
-        text.matches("finding   weights_not_synced: the engine sampled").count(),
-        3,
-        "{text}"
-    );
-    assert!(run.metric("gap/logp_abs_diff_max").iter().all(|&gap| gap > 0.0));
+    // An ulp of one weight need not show in every step.
+    let shown = run.metric("gap/logp_abs_diff_max").iter().filter(|&&gap| gap > 0.0).count();
+    let told = text.matches("finding   weights_not_synced: the engine sampled").count();
+    assert!(shown > 0 && told == shown, "{shown} of 3 steps\n{text}");
 }
 
 #[test]

@@ -59,9 +59,12 @@ fn the_first_difference_is_named() {
     let [left, right] = [Run::small(&[]), Run::small(&["engine.faults=[\"engine_weight_ulp\"]"])];
     let text = compared(&left, &right, true);
     let pairs = left.tokens().into_iter().zip(right.tokens());
-    let key = |row: &gapscope::report::parquet::TokenRow| {
-        (row.token_id, [row.logp_decode, row.logp_trainer].map(|l| l.map(|l| l.get().to_bits())))
+    // A spike's requests are looked at again: their other legs are in the right run alone.
+    let legs = |row: &gapscope::report::parquet::TokenRow| {
+        let all = [row.logp_decode, row.logp_prefill, row.logp_trainer, row.logp_reference];
+        all.map(|logp| logp.map(|logp| logp.get()))
     };
+    let key = |row: &_| legs(row).map(|logp| logp.map(f32::to_bits));
     let (first, other) = pairs
         .clone()
         .filter(|(a, b)| (a.request, a.position) == (b.request, b.position))
@@ -69,11 +72,13 @@ fn the_first_difference_is_named() {
         .expect("the fault shows");
     let place = format!("first at step 1, request {}, position {}", first.request, first.position);
     assert!(text.contains(&place), "{place}\n{text}");
-    let shown = |row: &gapscope::report::parquet::TokenRow| {
-        format!("{:?}", row.logp_decode.expect("decoded").get())
-    };
-    let column = format!("  logp_decode  {} | {}\n", shown(&first), shown(&other));
-    assert!(text.contains(&column), "{column}\n{text}");
+    let shown = |logp: Option<f32>| logp.map_or("-".to_owned(), |logp| format!("{logp:?}"));
+    let names = ["logp_decode", "logp_prefill", "logp_trainer", "logp_reference"];
+    for (name, (a, b)) in names.into_iter().zip(legs(&first).into_iter().zip(legs(&other))) {
+        let column = format!("  {name}  {} | {}\n", shown(a), shown(b));
+        let differs = a.map(f32::to_bits) != b.map(f32::to_bits);
+        assert_eq!(text.contains(&column), differs, "{column}\n{text}");
+    }
     assert!(text.contains("  gap/spike  step 1: 0.0 | 1.0  (3 step(s))\n"), "{text}");
 }
 

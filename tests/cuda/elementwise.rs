@@ -4,6 +4,8 @@
 mod fingerprints;
 mod rows;
 
+use std::f32::consts::LOG2_E;
+
 use gapscope::config::Dtype;
 use gapscope::ops::adamw::{self, Step, CHUNK};
 use gapscope::ops::rope::{self, Rope};
@@ -154,9 +156,9 @@ fn weights_both_ways() {
         let got = weights::cuda::widen(&gpu, &got.as_view(), dtype);
         report.same(what("widen"), &gpu.download(&got.as_view()), &want);
 
-        let got = weights::cuda::negative_exp(&gpu, &master_on.as_view());
-        let want: Vec<f32> = master.iter().map(|&x| -simd::exp(x)).collect();
-        report.same(what("-exp"), &gpu.download(&got.as_view()), &want);
+        let got = weights::cuda::decays(&gpu, &master_on.as_view());
+        let want: Vec<f32> = master.iter().map(|&x| -simd::exp(x) * LOG2_E).collect();
+        report.same(what("decays"), &gpu.download(&got.as_view()), &want);
     }
     for ((rows, columns), dtype) in
         [(1, 1), (5, 4), (4, 5), (5_120, 4)].into_iter().flat_map(|s| DTYPES.map(|d| (s, d)))

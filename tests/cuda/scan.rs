@@ -2,6 +2,7 @@
 
 mod gradients;
 
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ impl Layer {
     fn new((d, n): (usize, usize)) -> Self {
         let (a_log, skip_d) = (random(d * n, 1, Dtype::F32), random(d, 2, Dtype::F32));
         let dt_bias_d = random(d, 3, Dtype::F32);
-        let a_dn = a_log.iter().map(|&a| -gapscope::ops::simd::exp(a)).collect();
+        let a_dn = a_log.iter().map(|&a| -gapscope::ops::simd::exp(a) * LOG2_E).collect();
         let (host, arithmetic) = (Scan::new(&a_log, &skip_d, &dt_bias_d), Arithmetic::Invariant);
         Self { d, n, host, a_dn, skip_d, dt_bias_d, arithmetic }
     }

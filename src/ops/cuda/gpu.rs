@@ -1,5 +1,6 @@
 //! One open device: its context, its stream and its kernels.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,6 +34,8 @@ pub struct Gpu {
     library: Library,
     /// Where arrays come from while launches are recorded.
     kept: Mutex<Option<Arc<Kept>>>,
+    /// Other devices that have been asked whether they can reach this one's memory.
+    reached_by: Mutex<BTreeSet<usize>>,
 }
 
 impl fmt::Debug for Gpu {
@@ -85,6 +88,7 @@ impl Gpu {
             multiprocessors,
             library,
             kept,
+            reached_by: Mutex::default(),
         }))
     }
 
@@ -232,6 +236,38 @@ impl Gpu {
         let most = of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH);
         let fullest = (total - free).saturating_sub(reserved) + most;
         MemoryUse { total, added: fullest.saturating_sub(before) }
+    }
+
+    /// Lets another device reach this one's memory where the two are connected: what it copies from
+    /// here then does not go through the host.
+    pub(in crate::ops) fn open_to(&self, other: &Self) {
+        let ordinal = other.stream.context().ordinal();
+        let mut reached_by = self.reached_by.lock().unwrap_or_else(PoisonError::into_inner);
+        if !reached_by.insert(ordinal) {
+            return;
+        }
+        let (here, there) = (self.stream.context().cu_device(), other.stream.context().cu_device());
+        let mut connected = 0;
+        // SAFETY: both devices are open, and the answer outlives the call.
+        unsafe { sys::cuDeviceCanAccessPeer(&raw mut connected, there, here) }
+            .result()
+            .or_fail("asking whether two GPUs are connected");
+        if connected == 0 {
+            return;
+        }
+        let id = i32::try_from(ordinal).expect("devices are counted in an i32");
+        let access = sys::CUmemAccessDesc {
+            location: sys::CUmemLocation {
+                type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id,
+            },
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let pool = self.pool().or_fail("asking for its memory pool");
+        // SAFETY: the pool is the open device's own, and the description outlives the call.
+        unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) }
+            .result()
+            .or_fail("letting another GPU reach this one's memory");
     }
 
     fn pool(&self) -> Result<sys::CUmemoryPool, DriverError> {

@@ -22,8 +22,8 @@ macro_rules! kernels {
 
 kernels! {
     "conv": conv_forward conv_advance conv_backward_pre conv_backward_input conv_backward_weights;
-    "scan": scan_forward_16 scan_forward_any scan_load scan_store scan_backward_16
-        scan_backward_any scan_sum_channels scan_sum_spans;
+    "scan": scan_forward_16 scan_forward_any scan_load scan_store;
+    "scan_backward": scan_backward_16 scan_backward_any scan_sum_groups scan_sum_spans;
     "state_update": state_update;
     "attention": attention_store attention_forward attention_forward_4;
     "attention_backward": attention_backward_query attention_backward_key;
@@ -38,7 +38,7 @@ kernels! {
     "rope": rope_forward rope_backward;
     "rows": gather_rows scatter_rows add_weighted_rows scale_rows row_dots add_partials;
     "embedding": embedding_forward embedding_backward;
-    "weights": weights_widen weights_widen_transposed weights_narrow weights_negative_exp;
+    "weights": weights_widen weights_widen_transposed weights_narrow weights_decays;
     "adamw": adamw_update adamw_squared_norms;
     "fingerprint": fingerprint_sum;
 }

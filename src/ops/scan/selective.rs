@@ -148,11 +148,9 @@ impl SelectiveScan {
                     dt_bias_d: sums.dt_bias_d.cuda().slice_mut(..),
                 };
                 let mut drows = grads.device_rows();
-                let (gpu, dy_td) = (dy_td.cuda().gpu(), dy_td.cuda().view());
-                let wide = inputs.each().map(|rows| rows.cuda().widened());
                 let (weights, spans) = (scan.weights(), spans.cuda());
-                let (rows, outputs) = (cuda::Rows::of(&wide), (&mut drows, &mut sums));
-                cuda::backward(gpu, &weights, &rows, spans, state_dtype, &dy_td, outputs);
+                let (dy_td, outputs) = (dy_td.cuda().view(), (&mut drows, &mut sums));
+                cuda::backward(&weights, inputs.on_device(), spans, state_dtype, &dy_td, outputs);
             }
         }
         grads

@@ -5,7 +5,7 @@
 //! follows the row count, so a decode, a prefill and a packed training row round differently. The
 //! state is f32 until the rows end; its cache rounds it where it is stored.
 
-use super::super::simd::{exp, fold, silu, softplus, vectorized, LANES};
+use super::super::simd::{decay, fold, fused, silu, softplus, vectorized, LANES};
 use super::{to_dtype, Rows, Scan};
 use crate::config::Dtype;
 
@@ -50,11 +50,11 @@ impl Scan {
                             let (b_n, c_n) = (&rows.b_tn[t * n..][..n], &rows.c_tn[t * n..][..n]);
                             advance(local_n, decay_n, a_n, b_n, delta, delta * x);
                             let sum = output(local_n, decay_n, h_n, c_n);
-                            let y = (sum + self.skip_d[channel] * x) * silu(rows.z_td[at]);
+                            let y = fused(self.skip_d[channel], x, sum) * silu(rows.z_td[at]);
                             y_td[at] = to_dtype(y, dtype);
                         }
                         for ((h, local), decay) in h_n.iter_mut().zip(local_n).zip(decay_n) {
-                            *h = *local + *decay * *h;
+                            *h = fused(*decay, *h, *local);
                         }
                     }
                 }
@@ -73,10 +73,10 @@ fn advance(
     delta: f32,
     input: f32,
 ) {
-    for (((local, decay), a), b) in local_n.iter_mut().zip(decay_n).zip(a_n).zip(b_n) {
-        let step = exp(delta * a);
-        *local = step * *local + input * b;
-        *decay *= step;
+    for (((local, decayed), a), b) in local_n.iter_mut().zip(decay_n).zip(a_n).zip(b_n) {
+        let step = decay(delta, *a);
+        *local = fused(step, *local, input * b);
+        *decayed *= step;
     }
 }
 
@@ -90,11 +90,13 @@ fn output(local_n: &[f32], decay_n: &[f32], start_n: &[f32], c_n: &[f32]) -> f32
     let (c, c_rest) = c_n.as_chunks::<LANES>();
     for (((local, decay), start), c) in local.iter().zip(decay).zip(start).zip(c) {
         for lane in 0..LANES {
-            lanes[lane] += (local[lane] + decay[lane] * start[lane]) * c[lane];
+            let h = fused(decay[lane], start[lane], local[lane]);
+            lanes[lane] = fused(h, c[lane], lanes[lane]);
         }
     }
     for (lane, local) in local_rest.iter().enumerate() {
-        lanes[lane] += (local + decay_rest[lane] * start_rest[lane]) * c_rest[lane];
+        let h = fused(decay_rest[lane], start_rest[lane], *local);
+        lanes[lane] = fused(h, c_rest[lane], lanes[lane]);
     }
     fold(lanes)
 }

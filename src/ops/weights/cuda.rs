@@ -96,6 +96,7 @@ impl Bytes {
     #[must_use]
     pub fn copied_to(&self, gpu: &Arc<Gpu>) -> Self {
         let mut copy = gpu.uninit::<u8>(self.view().len());
+        self.gpu.open_to(gpu);
         // The copy is the other GPU's to make. It waits for what is written here, and what is freed
         // here waits for it.
         gpu.stream().join(self.gpu.stream()).or_fail("waiting for weights on another GPU");
@@ -166,15 +167,15 @@ pub fn narrow(
         weights, &len, &dtype_code(dtype), bytes);
 }
 
-/// -exp(x): A of A_log.
+/// -log2(e)·exp(x): log2(e)·A of A_log.
 #[must_use]
-pub fn negative_exp(gpu: &Gpu, logarithms: &CudaView<'_, f32>) -> CudaSlice<f32> {
+pub fn decays(gpu: &Gpu, logarithms: &CudaView<'_, f32>) -> CudaSlice<f32> {
     let mut out = gpu.uninit(logarithms.len());
     if out.is_empty() {
         return out;
     }
     let len = out.len() as u64;
-    launch!(gpu, Kernel::weights_negative_exp, (blocks(len), 1), THREADS, 0;
+    launch!(gpu, Kernel::weights_decays, (blocks(len), 1), THREADS, 0;
         logarithms, &len, &mut out);
     out
 }
