@@ -15,23 +15,28 @@ struct Sequences : ScanInputs {
     uint32_t channels;
     uint32_t states;
     uint32_t row_dtype;
-    // Whether B and C are read eight at a time.
+    // Whether B and C are read four at a time.
     uint32_t even;
     float* spill;
     Rows y_td;
 };
 
+// What a row brings to a thread, as it is stored.
 template <int FIXED, typename T>
-__device__ __forceinline__ void read_states(
-    const T* at, uint32_t n, uint32_t even, float* to) {
-    if (FIXED && even) {
-#pragma unroll
-        for (uint32_t i = 0; i < FIXED; i += EIGHT) read8(at + i, to + i);
-        return;
+struct Brought {
+    T x, dt, z;
+    Stored<T, FIXED ? FIXED : 2> b, c;
+
+    __device__ __forceinline__ void ask(const Sequences& s, uint64_t row, uint32_t channel) {
+        x = row_of<T>(s.c_td, row)[channel];
+        dt = row_of<T>(s.dt_td, row)[channel];
+        z = row_of<T>(s.z_td, row)[channel];
+        if constexpr (FIXED > 0) {
+            b.read(row_of<T>(s.b_tn, row), s.even);
+            c.read(row_of<T>(s.c_tn, row), s.even);
+        }
     }
-#pragma unroll
-    for (uint32_t i = 0; i < (FIXED ? FIXED : n); ++i) to[i] = read(at[i]);
-}
+};
 
 template <int FIXED, typename T>
 __device__ __forceinline__ void forward(const Sequences& s) {
@@ -49,8 +54,6 @@ __device__ __forceinline__ void forward(const Sequences& s) {
 #pragma unroll
         for (uint32_t i = 0; i < FIXED; ++i) a_own[i] = s.a_dn[first + i];
     }
-    float b_own[FIXED ? FIXED : 1], c_own[FIXED ? FIXED : 1];
-    float *b = FIXED ? b_own : spill + n, *c = FIXED ? c_own : spill + 2 * n;
 
     const State& state = s.state;
     const bool paged = state.pages != nullptr;
@@ -64,16 +67,24 @@ __device__ __forceinline__ void forward(const Sequences& s) {
     const float skip = s.skip_d[channel], dt_bias = s.dt_bias_d[channel];
     const float least = steepest(a, n);
     const uint64_t end = static_cast<uint64_t>(s.starts[span]) + s.lens[span];
+    Brought<FIXED, T> next;
+    if (s.starts[span] < end) next.ask(s, s.starts[span], channel);
     for (uint64_t row = s.starts[span]; row < end; ++row) {
-        const float x = read(row_of<T>(s.c_td, row)[channel]);
-        const float delta = softplus(read(row_of<T>(s.dt_td, row)[channel]) + dt_bias);
-        const float z = read(row_of<T>(s.z_td, row)[channel]);
-        read_states<FIXED>(row_of<T>(s.b_tn, row), n, s.even, b);
-        read_states<FIXED>(row_of<T>(s.c_tn, row), n, s.even, c);
-        const bool normal = FIXED && delta * least > NEVER_TINY;
-        const float sum = normal ? step<FIXED, true>(h, a, b, c, n, delta, x)
-                                 : step<FIXED>(h, a, b, c, n, delta, x);
-        write(row_of<T>(s.y_td, row) + channel, fused(skip, x, sum) * silu(z));
+        const Brought<FIXED, T> now = next;
+        // On its way while this one is worked on.
+        if (row + 1 < end) next.ask(s, row + 1, channel);
+        const float x = read(now.x), delta = softplus(read(now.dt) + dt_bias);
+        float sum;
+        if constexpr (FIXED > 0) {
+            sum = delta * least > NEVER_TINY ? step<FIXED, true>(h, a, now.b, now.c, n, delta, x)
+                                             : step<FIXED>(h, a, now.b, now.c, n, delta, x);
+        } else {
+            const T *b_n = row_of<T>(s.b_tn, row), *c_n = row_of<T>(s.c_tn, row);
+            float *b = spill + n, *c = spill + 2 * n;
+            for (uint32_t i = 0; i < n; ++i) b[i] = read(b_n[i]), c[i] = read(c_n[i]);
+            sum = step<FIXED>(h, a, b, c, n, delta, x);
+        }
+        write(row_of<T>(s.y_td, row) + channel, fused(skip, x, sum) * silu(read(now.z)));
         round_states<FIXED>(h, n, s.row_dtype);
     }
     if (!paged) return;
@@ -81,7 +92,7 @@ __device__ __forceinline__ void forward(const Sequences& s) {
     for (uint32_t i = 0; i < n; ++i) store_element(at, state.dtype, first + i, h[i]);
 }
 
-extern "C" __global__ void scan_forward_16(Sequences s) {
+extern "C" __global__ void __launch_bounds__(64, 10) scan_forward_16(Sequences s) {
     s.y_td.dtype == BF16 ? forward<16, uint16_t>(s) : forward<16, float>(s);
 }
 

@@ -45,13 +45,64 @@ __device__ __forceinline__ float steepest(const float* a, uint32_t n) {
     return least;
 }
 
-// One channel, one row: advances the channel's N states, returns sum_n h*C.
-template <int FIXED, bool NORMAL = false>
+// N neighbouring elements of a row as they lie there: what asks for the next row's before it is done
+// with its own must not touch them, or it waits for them.
+template <typename T, uint32_t N>
+struct Stored;
+
+template <uint32_t N>
+struct Stored<float, N> {
+    float x[N];
+
+    // Where `even`, four at a time.
+    __device__ __forceinline__ void read(const float* at, uint32_t even) {
+        if (even) {
+#pragma unroll
+            for (uint32_t i = 0; i < N; i += 4) {
+                const float4 four = *reinterpret_cast<const float4*>(at + i);
+                x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+            }
+        } else {
+#pragma unroll
+            for (uint32_t i = 0; i < N; ++i) x[i] = at[i];
+        }
+    }
+
+    __device__ __forceinline__ float operator[](uint32_t i) const { return x[i]; }
+};
+
+template <uint32_t N>
+struct Stored<uint16_t, N> {
+    uint32_t pairs[N / 2];
+
+    __device__ __forceinline__ void read(const uint16_t* at, uint32_t even) {
+        if (even) {
+#pragma unroll
+            for (uint32_t i = 0; i < N / 2; i += 2) {
+                const uint2 four = *reinterpret_cast<const uint2*>(at + 2 * i);
+                pairs[i] = four.x, pairs[i + 1] = four.y;
+            }
+        } else {
+#pragma unroll
+            for (uint32_t i = 0; i < N / 2; ++i) {
+                pairs[i] = at[2 * i] | static_cast<uint32_t>(at[2 * i + 1]) << 16;
+            }
+        }
+    }
+
+    __device__ __forceinline__ float operator[](uint32_t i) const {
+        return __uint_as_float(i % 2 ? pairs[i / 2] & 0xffff0000u : pairs[i / 2] << 16);
+    }
+};
+
+// One channel, one row: advances the channel's N states, returns sum_n h*C. B and C are numbers or
+// as they are stored.
+template <int FIXED, bool NORMAL = false, typename States>
 __device__ __forceinline__ float step(
     float* h,
     const float* a,
-    const float* b,
-    const float* c,
+    const States& b,
+    const States& c,
     uint32_t states,
     float delta,
     float x) {

@@ -21,7 +21,7 @@ struct Backward : ScanInputs {
     uint32_t channels;
     uint32_t states;
     uint32_t row_dtype;
-    // Whether B and C are read eight at a time.
+    // Whether B and C are read four at a time.
     uint32_t even;
     uint32_t first;
     uint32_t width;
@@ -37,43 +37,6 @@ struct Backward : ScanInputs {
     float* dx_td;
     float* ddt_td;
     float* dz_td;
-};
-
-// 16 of a row's B or C as they are stored, widened where one is used.
-template <typename T>
-struct Sixteen;
-
-template <>
-struct Sixteen<float> {
-    float x[16];
-    __device__ __forceinline__ void read(const float* at, uint32_t even) {
-        if (even) {
-            read8(at, x), read8(at + EIGHT, x + EIGHT);
-        } else {
-#pragma unroll
-            for (uint32_t i = 0; i < 16; ++i) x[i] = at[i];
-        }
-    }
-    __device__ __forceinline__ float operator[](uint32_t i) const { return x[i]; }
-};
-
-template <>
-struct Sixteen<uint16_t> {
-    uint32_t pairs[8];
-    __device__ __forceinline__ void read(const uint16_t* at, uint32_t even) {
-        if (even) {
-            const uint4 low = *reinterpret_cast<const uint4*>(at);
-            const uint4 high = *reinterpret_cast<const uint4*>(at + EIGHT);
-            pairs[0] = low.x, pairs[1] = low.y, pairs[2] = low.z, pairs[3] = low.w;
-            pairs[4] = high.x, pairs[5] = high.y, pairs[6] = high.z, pairs[7] = high.w;
-        } else {
-#pragma unroll
-            for (uint32_t i = 0; i < 8; ++i) pairs[i] = at[2 * i] | uint32_t(at[2 * i + 1]) << 16;
-        }
-    }
-    __device__ __forceinline__ float operator[](uint32_t i) const {
-        return __uint_as_float(i % 2 ? pairs[i / 2] & 0xffff0000u : pairs[i / 2] << 16);
-    }
 };
 
 // What one row is to a channel.
@@ -168,11 +131,8 @@ __device__ __forceinline__ void recompute(
         const float delta = softplus(read(row_of<T>(s.dt_td, row)[place.channel]) + dt_bias);
         const T* b_n = row_of<T>(s.b_tn, row);
         if constexpr (FIXED > 0) {
-            Sixteen<T> stored;
-            stored.read(b_n, s.even);
-            float b[FIXED];
-#pragma unroll
-            for (uint32_t i = 0; i < FIXED; ++i) b[i] = stored[i];
+            Stored<T, FIXED> b;
+            b.read(b_n, s.even);
             // The sum over states is nobody's here.
             delta * least > NEVER_TINY ? step<FIXED, true>(h, a, b, b, n, delta, x)
                                        : step<FIXED>(h, a, b, b, n, delta, x);
@@ -202,7 +162,7 @@ __device__ __forceinline__ Folded walk_row(
     const float* held = s.held_tnw + (at - 1) * n * s.width + place.channel - s.first;
     float* group = s.groups_tgn + (at * s.groups + place.channel / GROUP) * 2 * n;
     if constexpr (FIXED > 0) {
-        Sixteen<T> b, c;
+        Stored<T, FIXED> b, c;
         b.read(b_n, s.even), c.read(c_n, s.even);
         float h[FIXED];
 #pragma unroll

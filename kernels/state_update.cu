@@ -44,9 +44,10 @@ __device__ __forceinline__ void write4(uint16_t* at, const float* x) {
 }
 
 // A thread's four states of one channel; `lanes` are their h*C.
-template <bool NORMAL>
+template <bool NORMAL, typename Shares>
 __device__ __forceinline__ void advance(
-    float* h, const float* a, const float* b, const float* c, float delta, float x, float* lanes) {
+    float* h, const float* a, const Shares& b, const Shares& c, float delta, float x,
+    float* lanes) {
     const float input = delta * x;
 #pragma unroll
     for (uint32_t i = 0; i < SHARE; ++i) {
@@ -76,9 +77,9 @@ __device__ __forceinline__ void exchange(float (*lanes)[SHARE], uint32_t share) 
 
 // A quad's four channels; returns sum_n h*C of the thread's own one, folded as `fold` does: 16
 // lanes to 8 and 4 across the threads, then within one.
-template <bool NORMAL>
+template <bool NORMAL, typename Shares>
 __device__ __forceinline__ float advance_quad(
-    float (*h)[SHARE], const float (*a)[SHARE], const float* b, const float* c, float delta,
+    float (*h)[SHARE], const float (*a)[SHARE], const Shares& b, const Shares& c, float delta,
     float x, uint32_t share) {
     float lanes[SHARE][SHARE];
 #pragma unroll
@@ -106,30 +107,27 @@ struct Ring {
     Share rows[AHEAD + 1][SHARE][THREADS];
 };
 
-// The next row whose states a thread asks for; where they lie is known one row earlier.
+// The next row whose states a thread asks for; which block they lie in is looked up a row earlier.
 template <typename S>
 struct Asked {
     const Update& u;
     uint64_t first;
-    uint32_t row;
-    const S* from;
-    bool reads;
+    uint32_t row, source, reads;
 
     __device__ __forceinline__ Asked(const Update& u, uint64_t first)
         : u(u), first(first), row(blockIdx.x) {
-        find();
+        look_up();
     }
 
-    __device__ __forceinline__ void find() {
-        if (row >= u.rows) return;
-        from = reinterpret_cast<const S*>(source_at(u.state, row)) + first;
-        reads = u.state.reads[row];
+    __device__ __forceinline__ void look_up() {
+        if (row < u.rows) source = u.state.sources[row], reads = u.state.reads[row];
     }
 
     // Of a row that starts from nothing, zeros; beyond the last one, nothing.
     __device__ __forceinline__ void ask(typename Ring<S>::Share (*to)[THREADS]) {
         constexpr size_t bytes = sizeof(typename Ring<S>::Share);
         if (row < u.rows) {
+            const S* from = reinterpret_cast<const S*>(state_of(u.state, source)) + first;
 #pragma unroll
             for (uint32_t j = 0; j < SHARE; ++j) {
                 __pipeline_memcpy_async(
@@ -138,33 +136,25 @@ struct Asked {
         }
         __pipeline_commit();
         row += gridDim.x;
-        find();
+        look_up();
     }
 };
 
-// What one row brings to a thread beside its states: of its own channel, and its share of B and C.
-struct Brought {
-    float x, dt, z;
-    float b[SHARE], c[SHARE];
-};
-
+// What one row brings to a thread beside its states, as it is stored: of its own channel, and its
+// share of B and C.
 template <typename T>
-__device__ __forceinline__ void bring(
-    const Update& u, uint32_t row, uint32_t channel, uint32_t share, Brought& in) {
-    in.x = read(row_of<T>(u.c_td, row)[channel]);
-    in.dt = read(row_of<T>(u.dt_td, row)[channel]);
-    in.z = read(row_of<T>(u.z_td, row)[channel]);
-    if (u.even) {
-        read4(row_of<T>(u.b_tn, row) + share * SHARE, in.b);
-        read4(row_of<T>(u.c_tn, row) + share * SHARE, in.c);
-        return;
+struct Brought {
+    T x, dt, z;
+    Stored<T, SHARE> b, c;
+
+    __device__ __forceinline__ void ask(const Update& u, uint32_t row, uint32_t channel) {
+        x = row_of<T>(u.c_td, row)[channel];
+        dt = row_of<T>(u.dt_td, row)[channel];
+        z = row_of<T>(u.z_td, row)[channel];
+        b.read(row_of<T>(u.b_tn, row) + channel % SHARE * SHARE, u.even);
+        c.read(row_of<T>(u.c_tn, row) + channel % SHARE * SHARE, u.even);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < SHARE; ++i) {
-        in.b[i] = read(row_of<T>(u.b_tn, row)[share * SHARE + i]);
-        in.c[i] = read(row_of<T>(u.c_tn, row)[share * SHARE + i]);
-    }
-}
+};
 
 // Grid (groups of rows, tiles of channels); a block's rows are gridDim.x apart. The next rows'
 // states, and what else the next one brings, are on their way while a row is worked on.
@@ -176,8 +166,8 @@ __device__ __forceinline__ void update(const Update& u, Ring<S>& ring) {
     Asked<S> next{u, first};
 #pragma unroll
     for (uint32_t k = 0; k < AHEAD; ++k) next.ask(ring.rows[k]);
-    Brought in;
-    bring<T>(u, blockIdx.x, channel, share, in);
+    Brought<T> brought;
+    brought.ask(u, blockIdx.x, channel);
     float a[SHARE][SHARE];
     float least = 0.0f;
 #pragma unroll
@@ -190,10 +180,12 @@ __device__ __forceinline__ void update(const Update& u, Ring<S>& ring) {
     const float skip = u.skip_d[channel], dt_bias = u.dt_bias_d[channel];
     uint32_t place = 0;
     for (uint32_t row = blockIdx.x; row < u.rows; row += gridDim.x) {
-        const Brought now = in;
+        const float x = read(brought.x), z = read(brought.z);
+        const float delta = softplus(read(brought.dt) + dt_bias);
+        const Stored<T, SHARE> b = brought.b, c = brought.c;
+        const uint32_t slot = u.state.slots[row];
         next.ask(ring.rows[place == 0 ? AHEAD : place - 1]);
-        if (row + gridDim.x < u.rows) bring<T>(u, row + gridDim.x, channel, share, in);
-        const float delta = softplus(now.dt + dt_bias);
+        if (row + gridDim.x < u.rows) brought.ask(u, row + gridDim.x, channel);
         __pipeline_wait_prior(AHEAD);
         float h[SHARE][SHARE];
 #pragma unroll
@@ -201,12 +193,12 @@ __device__ __forceinline__ void update(const Update& u, Ring<S>& ring) {
         // One answer for the warp, whose threads exchange what they sum.
         const bool normal = __all_sync(ALL, delta * least > NEVER_TINY);
         const float sum = normal
-            ? advance_quad<true>(h, a, now.b, now.c, delta, now.x, share)
-            : advance_quad<false>(h, a, now.b, now.c, delta, now.x, share);
-        S* at = reinterpret_cast<S*>(state_at(u.state, row)) + first;
+            ? advance_quad<true>(h, a, b, c, delta, x, share)
+            : advance_quad<false>(h, a, b, c, delta, x, share);
+        S* at = reinterpret_cast<S*>(state_of(u.state, slot)) + first;
 #pragma unroll
         for (uint32_t j = 0; j < SHARE; ++j) write4(at + j * STATES, h[j]);
-        write(row_of<T>(u.y_td, row) + channel, fused(skip, now.x, sum) * silu(now.z));
+        write(row_of<T>(u.y_td, row) + channel, fused(skip, x, sum) * silu(z));
         place = place < AHEAD ? place + 1 : 0;
     }
 }
