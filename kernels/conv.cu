@@ -70,27 +70,30 @@ struct Convolution {
     uint32_t taps;
 };
 
-// y[T, D] = round(silu(taps)). Grid (T, tiles of channels), N channels a thread. Where `advances`
+// y[T, D] = round(silu(taps)). Grid (T, tiles of channels), N channels a thread. Where it ADVANCES
 // every span has one row: its thread also leaves its channels' next state, once it has read them.
-// Otherwise states are read, not yet advanced. TAPS columns are loaded before any is used.
-template <typename T, uint32_t N>
+// Otherwise states are read, not yet advanced. TAPS columns are loaded before any is used; so are
+// weights where it ADVANCES, because no load passes the stores of the next state.
+template <bool ADVANCES, typename T, uint32_t N>
 __device__ __forceinline__ void forward(
     Rows x_td,
     const Convolution& conv,
     const State& state,
     const uint32_t* starts,
     const uint32_t* span_of_token,
-    uint32_t advances,
     Rows y_td) {
     constexpr uint32_t TAPS = 4;
     const uint64_t token = blockIdx.x;
     const uint32_t channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (channel >= conv.channels) return;
-    const uint32_t span = advances ? token : span_of_token[token];
-    const uint32_t t = advances ? 0 : static_cast<uint32_t>(token) - starts[span];
+    const uint32_t span = ADVANCES ? token : span_of_token[token];
+    const uint32_t t = ADVANCES ? 0 : static_cast<uint32_t>(token) - starts[span];
     const unsigned char* held = held_state(state, span);
-    unsigned char* next = advances ? state_at(state, span) : nullptr;
-    float sum[N], weight[N], x[TAPS][N];
+    unsigned char* next = ADVANCES ? state_at(state, span) : nullptr;
+    float sum[N], weight[TAPS][N], x[TAPS][N];
+    const auto read_weight = [&](uint32_t k, float* to) {
+        read_n<N>(conv.taps_kd + static_cast<uint64_t>(k) * conv.channels + channel, to);
+    };
     read_n<N>(conv.bias_d + channel, sum);
     for (uint32_t first = 0; first < conv.taps; first += TAPS) {
 #pragma unroll
@@ -99,24 +102,42 @@ __device__ __forceinline__ void forward(
             if (k >= conv.taps) break;
             column<T, N>(x_td, held, state.dtype, token, t, conv.taps - 1 - k, channel,
                          conv.channels, conv.taps, x[j]);
+            if (ADVANCES) read_weight(k, weight[j]);
         }
 #pragma unroll
         for (uint32_t j = 0; j < TAPS; ++j) {
             const uint32_t k = first + j;
             if (k >= conv.taps) break;
             // Column k of the state is column k - 1 of the next one, which nobody reads any more.
-            if (advances && k > 0) {
+            if (ADVANCES && k > 0) {
                 const uint64_t to = static_cast<uint64_t>(k - 1) * conv.channels + channel;
                 write_state<N>(next, state.dtype, to, x[j]);
             }
-            read_n<N>(conv.taps_kd + static_cast<uint64_t>(k) * conv.channels + channel, weight);
+            if (!ADVANCES) read_weight(k, weight[j]);
 #pragma unroll
-            for (uint32_t i = 0; i < N; ++i) sum[i] = fused(weight[i], x[j][i], sum[i]);
+            for (uint32_t i = 0; i < N; ++i) sum[i] = fused(weight[j][i], x[j][i], sum[i]);
         }
     }
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) sum[i] = silu(sum[i]);
     write_n<N>(row_of<T>(y_td, token) + channel, sum);
+}
+
+template <typename T, uint32_t N>
+__device__ __forceinline__ void rows_of_spans(
+    Rows x_td,
+    const Convolution& conv,
+    const State& state,
+    const uint32_t* starts,
+    const uint32_t* span_of_token,
+    Rows y_td) {
+    forward<false, T, N>(x_td, conv, state, starts, span_of_token, y_td);
+}
+
+template <typename T, uint32_t N>
+__device__ __forceinline__ void one_row_a_span(
+    Rows x_td, const Convolution& conv, const State& state, Rows y_td) {
+    forward<true, T, N>(x_td, conv, state, nullptr, nullptr, y_td);
 }
 
 extern "C" __global__ void conv_forward(
@@ -129,11 +150,23 @@ extern "C" __global__ void conv_forward(
     uint32_t channels,
     uint32_t taps,
     uint32_t even,
-    uint32_t advances,
     Rows y_td) {
     const Convolution conv{taps_kd, bias_d, channels, taps};
-    BY_DTYPE_AND_WIDTH(y_td.dtype, even, forward, x_td, conv, state, starts, span_of_token,
-                       advances, y_td);
+    BY_DTYPE_AND_WIDTH(y_td.dtype, even, rows_of_spans, x_td, conv, state, starts, span_of_token,
+                       y_td);
+}
+
+extern "C" __global__ void conv_step(
+    Rows x_td,
+    const float* __restrict__ taps_kd,
+    const float* __restrict__ bias_d,
+    State state,
+    uint32_t channels,
+    uint32_t taps,
+    uint32_t even,
+    Rows y_td) {
+    const Convolution conv{taps_kd, bias_d, channels, taps};
+    BY_DTYPE_AND_WIDTH(y_td.dtype, even, one_row_a_span, x_td, conv, state, y_td);
 }
 
 // Keeps the last K-1 columns of state ++ x in the pages. Grid (spans, tiles of channels). Column j

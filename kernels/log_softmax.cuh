@@ -12,13 +12,41 @@ struct Row {
     const float* logits_v;
     uint64_t vocab;
     float temperature;
-    __device__ float operator[](uint64_t i) const {
-        const float x = logits_v[i];
+    __device__ float divided(float x) const {
         return temperature == 1.0f ? x : __fdiv_rn(x, temperature);
     }
+    __device__ float operator[](uint64_t i) const { return divided(logits_v[i]); }
 };
 
-// A lane's share of a tile's sum of exp(x - max), in f32 and in f64: every 16th of its entries.
+// Calls use(x, i) for every `stride`th element from `first` to `end`, in order. Sixteen are asked
+// for before the first is divided, which has a branch that no load passes.
+template <typename Use>
+__device__ __forceinline__ void each_element(
+    const Row& row, uint64_t first, uint64_t end, uint32_t stride, Use use) {
+    constexpr uint32_t AT_ONCE = 16;
+    for (; first < end; first += static_cast<uint64_t>(AT_ONCE) * stride) {
+        float x[AT_ONCE];
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; ++k) {
+            const uint64_t i = first + static_cast<uint64_t>(k) * stride;
+            x[k] = i < end ? row.logits_v[i] : 0.0f;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; ++k) {
+            const uint64_t i = first + static_cast<uint64_t>(k) * stride;
+            if (i < end) use(row.divided(x[k]), i);
+        }
+    }
+}
+
+// A lane's elements of a tile, every 16th.
+template <typename Use>
+__device__ __forceinline__ void lane_elements(const Row& row, uint64_t tile, Use use) {
+    const uint64_t first = tile * TILE, end = min(row.vocab, (tile + 1) * TILE);
+    each_element(row, first + threadIdx.x % LANES, end, LANES, use);
+}
+
+// A lane's share of a tile's sum of exp(x - max), in f32 and in f64.
 struct Masses {
     float single;
     double twice;
@@ -27,13 +55,11 @@ struct Masses {
 template <bool TWICE>
 __device__ __forceinline__ Masses lane_mass(const Row& row, float max, uint64_t tile) {
     Masses mass = {0, 0};
-    const uint64_t end = min(row.vocab, (tile + 1) * TILE);
-#pragma unroll 8
-    for (uint64_t i = tile * TILE + threadIdx.x % LANES; i < end; i += LANES) {
-        const float one = exp_f32(row[i] - max);
+    lane_elements(row, tile, [&](float x, uint64_t) {
+        const float one = exp_f32(x - max);
         mass.single = mass.single + one;
         if (TWICE) mass.twice = mass.twice + (double)one;
-    }
+    });
     return mass;
 }
 
@@ -82,13 +108,9 @@ __device__ __forceinline__ Best better(Best a, Best b) {
 __device__ inline Best row_best(const Row& row) {
     __shared__ Best warps[32];
     Best best = {-INFINITY, 0};
-#pragma unroll 8
-    for (uint64_t i = threadIdx.x; i < row.vocab; i += blockDim.x) {
-        float x = row[i];
-        if (x > best.value) {
-            best = {x, i};
-        }
-    }
+    each_element(row, threadIdx.x, row.vocab, blockDim.x, [&](float x, uint64_t i) {
+        if (x > best.value) best = {x, i};
+    });
     for (int step = 16; step > 0; step /= 2) {
         Best other;
         other.value = __shfl_xor_sync(0xffffffffu, best.value, step);

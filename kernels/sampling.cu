@@ -20,12 +20,9 @@ extern "C" __global__ void sample_bests(
     const uint64_t tiles = tiles_of(vocab);
     const Row row = {logits_rv + (uint64_t)blockIdx.x * vocab, vocab, temperature};
     Best best = {-INFINITY, 0};
-    const uint64_t end = min(vocab, (tile + 1) * TILE);
-#pragma unroll 8
-    for (uint64_t i = tile * TILE + threadIdx.x % LANES; i < end; i += LANES) {
-        const float x = row[i];
+    lane_elements(row, tile, [&](float x, uint64_t i) {
         if (x > best.value) best = {x, i};
-    }
+    });
     for (uint32_t step = LANES / 2; step > 0; step /= 2) {
         Best other;
         other.value = __shfl_xor_sync(0xffffffffu, best.value, step, LANES);
@@ -131,6 +128,7 @@ __device__ uint64_t draw(const Row& row, Best best, double noise, const double* 
     const uint64_t tiles = tiles_of(row.vocab);
     if (threadIdx.x == 0) {
         double total = 0.0;
+#pragma unroll 16
         for (uint64_t tile = 0; tile < tiles; tile++) total = total + doubles_t[tile];
         // The total is this very sum, and noise < 1: some tile is beyond the target.
         target = noise * total;
@@ -186,6 +184,7 @@ extern "C" __global__ void sample_picks(
     }
     if (threadIdx.x == 0) {
         float sum = 0.0f;
+#pragma unroll 16
         for (uint64_t tile = 0; tile < tiles; tile++) sum = sum + scored_singles_rt[first + tile];
         uint32_t* pick = picks_r2 + 2 * (uint64_t)blockIdx.x;
         pick[0] = (uint32_t)token;

@@ -13,6 +13,7 @@ use crate::config::Dtype;
 use crate::ops::cuda::{launch, Floats, Gpu, Kernel, OrFail, RowsArgument, Spans};
 use crate::ops::pages::cuda::{KeyValueArgument, Pages};
 use crate::ops::pages::{KeyValueView, Tables};
+use crate::ops::simd::LANES;
 
 /// Threads of a block: one query of one head or a few.
 const BLOCK: u32 = 128;
@@ -116,6 +117,7 @@ struct QueriesArgument {
     heads: HeadsArgument,
     first: u32,
     longest: u32,
+    even: u32,
     spill: u64,
     out: RowsArgument,
 }
@@ -151,19 +153,23 @@ pub fn forward(heads: Heads, q: &Floats, seen: Seen<'_>, spans: &Spans) -> Float
         }
         seen => seen,
     };
-    let (k, v, pages, longest) = match seen {
+    // Lanes of the sum of a score are all one thread's: it reads whole sixteens at a time.
+    let whole = heads.width.is_multiple_of(LANES);
+    let (k, v, pages, longest, is_even) = match seen {
         Seen::Own { k, v } => {
             assert_eq!(k.len(), spans.tokens as usize * row, "k is not [T, G, E]");
             assert!(v.len() == k.len() && k.dtype() == q.dtype() && v.dtype() == q.dtype());
             let (k, v) = (k.rows(row), v.rows(row));
             assert_eq!(k.pitch(), v.pitch(), "k and v lie alike");
-            (k, v, KeyValueArgument::NONE, spans.longest)
+            let is_even = whole && k.is_even(row) && v.is_even(row);
+            (k, v, KeyValueArgument::NONE, spans.longest, is_even)
         }
         Seen::Paged(places) => {
             places.assert_fits(spans);
             assert_eq!(places.view.row, row, "the pages hold other heads");
             assert_eq!(places.view.dtype, q.dtype(), "pages of another dtype");
-            (RowsArgument::NONE, RowsArgument::NONE, places.argument, places.longest)
+            let is_even = whole && places.argument.is_even();
+            (RowsArgument::NONE, RowsArgument::NONE, places.argument, places.longest, is_even)
         }
     };
     let room = Room::new(gpu, heads, spans.tokens, longest);
@@ -178,6 +184,7 @@ pub fn forward(heads: Heads, q: &Floats, seen: Seen<'_>, spans: &Spans) -> Float
         heads: HeadsArgument::from(heads),
         first: 0,
         longest,
+        even: u32::from(is_even),
         spill: room.spill.as_ref().map_or(0, |spill| spill.rows(1).address()),
         out: out.rows(heads.query_row()),
     };

@@ -87,11 +87,16 @@ pub fn forward(weights: &Weights<'_>, x_td: &Floats, spans: &Spans, states: &Sta
     // A span of one row reads all that it stores beside.
     let advances = states.is_paged() && spans.longest == 1 && taps > 1;
     let tiles = channels.div_ceil(if even { 8 * TILE } else { TILE });
+    if advances {
+        launch!(gpu, Kernel::conv_step, (spans.tokens, tiles), TILE, 0;
+            &x, &weights.taps_kd, &weights.bias_d, &state, &channels, &taps, &u32::from(even), &y);
+        return y_td;
+    }
     let (starts, span_of_token) = (spans.starts.address(gpu), spans.span_of_token.address(gpu));
     launch!(gpu, Kernel::conv_forward, (spans.tokens, tiles), TILE, 0;
         &x, &weights.taps_kd, &weights.bias_d, &state, &starts, &span_of_token, &channels, &taps,
-        &u32::from(even), &u32::from(advances), &y);
-    if states.is_paged() && !advances {
+        &u32::from(even), &y);
+    if states.is_paged() {
         launch!(gpu, Kernel::conv_advance, (spans.count, channels.div_ceil(TILE)), TILE, 0;
             &x, &state, &starts, &spans.lens.address(gpu), &channels, &taps);
     }

@@ -21,7 +21,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    "conv": conv_forward conv_advance conv_backward_pre conv_backward_input conv_backward_weights;
+    "conv": conv_forward conv_step conv_advance conv_backward_pre conv_backward_input
+        conv_backward_weights;
     "scan": scan_forward_16 scan_forward_any scan_load scan_store;
     "scan_backward": scan_backward_16 scan_backward_any scan_sum_groups scan_sum_spans;
     "state_update": state_update;

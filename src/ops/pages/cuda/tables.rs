@@ -45,4 +45,9 @@ impl KeyValueArgument {
     /// Of keys and values that are in no page.
     pub(in crate::ops) const NONE: Self =
         Self { pages: 0, blocks: 0, starts: 0, block_tokens: 0, row: 0 };
+
+    /// Whether every key begins where a thread can read 16 bytes at once.
+    pub(in crate::ops) fn is_even(&self) -> bool {
+        self.pages.is_multiple_of(16) && self.row.is_multiple_of(8)
+    }
 }
