@@ -85,6 +85,44 @@ fn a_rope_type_that_this_build_lacks() {
     assert!(!refused(&parent, &model, message));
 }
 
+/// Each with a stack of 64 MiB, in an address space that has room for a few dozen.
+#[test]
+#[cfg(target_os = "linux")]
+fn more_threads_than_the_machine_starts() {
+    for (lines, says) in [
+        (
+            "trainer.ranks = 1024\n",
+            [
+                "trainer.ranks = 1024 is as many threads, and the machine starts none for rank ",
+                "; lower trainer.ranks, or allow more processes and memory (ulimit -u and -v, a \
+              container's pids limit)\n",
+            ],
+        ),
+        (
+            "rollout.prompts_per_step = 512\nengine.replicas = 512\n",
+            [
+                "engine.replicas = 512 is as many threads, and the machine starts none for engine ",
+                "; lower engine.replicas, or allow more processes and memory (ulimit -u and -v, a \
+              container's pids limit)\n",
+            ],
+        ),
+    ] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (file, out) = (folder.path().join("many.toml"), folder.path().join("run"));
+        let experiment = EXPERIMENT.replace("rollout.prompts_per_step = 3\n", "");
+        fs::write(&file, format!("{experiment}{TINY}{lines}")).expect("written");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -v 4194304; exec \"$0\" run \"$1\" --out \"$2\""]);
+        shell.arg(gapscope().get_program()).args([&file, &out]);
+        shell.env("RUST_MIN_STACK", (64 << 20).to_string()).env("RAYON_NUM_THREADS", "2");
+        let output = shell.output().expect("a shell");
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        let [begins, ends] = says;
+        assert!(stderr.contains(&format!("error: {begins}")) && stderr.ends_with(ends), "{stderr}");
+        assert_eq!(output.status.code(), Some(1), "{lines}");
+    }
+}
+
 fn task(file: &Path) -> String {
     let file = path(file);
     format!("{TINY}task.kind = \"jsonl\"\ntask.path = {file:?}\ntask.reward = \"exact\"\n")

@@ -30,7 +30,7 @@ fn settings(dtype: &str, state: &str) -> Config {
 fn trainer(config: &Config) -> Trainer {
     let (plan, units) = model();
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
-    Trainer::new(&device(), plan, num, config.trainer.clone(), &units)
+    Trainer::new(&device(), plan, num, config.trainer.clone(), &units).expect("few threads")
 }
 
 fn inspect(dtype: &str, state: &str) -> Vec<Inspection> {

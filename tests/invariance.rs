@@ -118,6 +118,7 @@ fn pair(case: &Case) -> Pair {
     let needed = layout.blocks_for(config.engine.max_model_len) as u32 + 1;
     config.engine.num_gpu_blocks_override = Some(needed + case.spare);
     let trainer = Trainer::new(&device(), plan.clone(), num, config.trainer.clone(), &master);
+    let trainer = trainer.expect("few threads");
     let (contract, seed) = (config.contract(), config.seed);
     let mut engine =
         Engine::new(&device(), plan, num, config.engine.clone(), contract, seed).expect("engine");

@@ -24,6 +24,7 @@ fn trainer(dtype: &str, chunk: usize) -> Trainer {
     ));
     let num = plan().numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
     Trainer::new(&device(), plan(), num, config.trainer, &random_weights(&plan(), 1))
+        .expect("few threads")
 }
 
 fn document(len: usize, seed: u64, prompt_len: usize) -> Sequence {

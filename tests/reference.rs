@@ -23,7 +23,7 @@ fn batch(plan: &Plan) -> Vec<Vec<TokenId>> {
 fn trainer(plan: &Plan, units: &[Vec<f32>], dtype: Dtype) -> Trainer {
     let toml = "name = \"odd\"\nmodel.preset = \"tiny-jamba\"\ntrainer.max_tokens_per_chunk = 40\n";
     let num = plan.numerics(dtype, Dtype::F32);
-    Trainer::new(&device(), plan.clone(), num, config(toml).trainer, units)
+    Trainer::new(&device(), plan.clone(), num, config(toml).trainer, units).expect("few threads")
 }
 
 fn sequences(batch: &[Vec<TokenId>]) -> Vec<Sequence> {

@@ -70,6 +70,7 @@ fn trainer(faults: &str) -> Trainer {
     ));
     let num = plan().numerics_of(&config);
     Trainer::new(&device(), plan(), num, config.trainer, &random_weights(&plan(), 1))
+        .expect("few threads")
 }
 
 fn document(len: usize, seed: u64) -> Sequence {

@@ -68,7 +68,7 @@ fn our_logits(folder: &Path, rows: &[Vec<TokenId>]) -> Vec<Vec<f32>> {
     let (plan, units) = load_master(folder).expect("a model folder");
     let config = config("name = \"folder\"\nmodel.preset = \"tiny-jamba\"\n");
     let num = plan.numerics(Dtype::F32, Dtype::F32);
-    let trainer = Trainer::new(&device(), plan, num, config.trainer, &units);
+    let trainer = Trainer::new(&device(), plan, num, config.trainer, &units).expect("few threads");
     let sequence = |row: &Vec<TokenId>| Sequence { tokens: row.clone(), prompt_len: 1 };
     let seen = trainer.inspect(&rows.iter().map(sequence).collect::<Vec<_>>()).expect("inspect");
     seen.into_iter().map(|one| one.logits).collect()

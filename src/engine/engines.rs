@@ -1,6 +1,7 @@
 //! Engines that generate side by side: one model, each with a block pool and a scheduler of its
 //! own. Noise is drawn by request, so that what is sampled does not depend on how many there are.
 
+use std::io;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -112,7 +113,7 @@ impl Engines {
         });
         let done = match self.placement {
             Placement::SharedGpu => jobs.map(|job| job()).collect(),
-            Placement::SharedCpu | Placement::OneEach => side_by_side(jobs),
+            Placement::SharedCpu | Placement::OneEach => side_by_side(jobs.collect())?,
         };
         let done: Vec<Vec<Completion>> = done.into_iter().collect::<Result<_, EngineError>>()?;
         let mut done: Vec<_> = done.into_iter().map(Vec::into_iter).collect();
@@ -153,11 +154,23 @@ impl Engines {
 
 /// Each on a thread of its own: the operations within share one pool of threads, and a job that
 /// waited for another there could be kept from going on.
-fn side_by_side<T: Send>(jobs: impl Iterator<Item = impl FnOnce() -> T + Send>) -> Vec<T> {
+///
+/// # Errors
+/// More threads than the machine starts; those that run come to their ends.
+fn side_by_side<T: Send>(jobs: Vec<impl FnOnce() -> T + Send>) -> Result<Vec<T>, EngineError> {
+    let engines = jobs.len();
     thread::scope(|scope| {
-        let running: Vec<_> = jobs.map(|job| scope.spawn(job)).collect();
+        let start = |(job, index)| {
+            let no_thread = |error: io::Error| EngineError::NoThread {
+                engine: EngineIndex::new(index),
+                engines,
+                reason: error.to_string(),
+            };
+            thread::Builder::new().spawn_scoped(scope, job).map_err(no_thread)
+        };
+        let running = jobs.into_iter().zip(0..).map(start).collect::<Result<Vec<_>, _>>()?;
         let ended = running.into_iter().map(|thread| thread.join());
-        ended.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        Ok(ended.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic))).collect())
     })
 }
 

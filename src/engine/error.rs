@@ -1,6 +1,6 @@
 //! What the engine refuses: every value that was asked for, what was found, what to do.
 
-use crate::base::{BlockId, LayerId, RequestId, WeightVersion};
+use crate::base::{BlockId, EngineIndex, LayerId, RequestId, WeightVersion};
 
 /// Errors of layouts, requests and restored pools.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -50,6 +50,12 @@ pub enum EngineError {
          engine.gpu_memory_utilization"
     )]
     PoolTooLarge { num_blocks: u32, bytes: u64 },
+    #[error(
+        "engine.replicas = {engines} is as many threads, and the machine starts none for engine \
+         {engine}: {reason}; lower engine.replicas, or allow more processes and memory (ulimit \
+         -u and -v, a container's pids limit)"
+    )]
+    NoThread { engine: EngineIndex, engines: usize, reason: String },
     #[error("engine.faults has \"{fault}\", which has no place here: {missing}; leave it out")]
     FaultWithoutPlace { fault: &'static str, missing: &'static str },
     #[error(

@@ -104,7 +104,7 @@ pub(super) fn trainer(
         }
         return Ok(Trainer::over_gpus(&gpus, plan, num, trainer, master)?);
     }
-    Ok(Trainer::new(first, plan, num, trainer, master))
+    Ok(Trainer::new(first, plan, num, trainer, master)?)
 }
 
 /// Runs `work`; where an operation fails on the device, which ends the work wherever it is, that is

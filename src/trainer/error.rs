@@ -26,6 +26,13 @@ pub enum TrainerError {
     )]
     NonFiniteGradient { unit: String, squares: f64 },
 
+    #[error(
+        "trainer.ranks = {ranks} is as many threads, and the machine starts none for rank {rank}: \
+         {source}; lower trainer.ranks, or allow more processes and memory (ulimit -u and -v, a \
+         container's pids limit)"
+    )]
+    NoThread { rank: Rank, ranks: usize, source: std::io::Error },
+
     #[error("rank {rank} left while the others waited for it: see the error of its own thread")]
     RankLeft { rank: Rank },
 

@@ -46,14 +46,16 @@ pub struct Trainer {
 
 impl Trainer {
     /// `config.ranks` ranks that share one device, over a model's f32 master weights.
-    #[must_use]
+    ///
+    /// # Errors
+    /// [`TrainerError::NoThread`], where several are more threads than the machine starts.
     pub fn new(
         device: &Device,
         plan: Plan,
         num: Numerics,
         config: TrainerConfig,
         master: &[Vec<f32>],
-    ) -> Self {
+    ) -> Result<Self, TrainerError> {
         let ends = SharedMemory::world(config.ranks as usize).into_iter();
         let ends = ends.map(|end| (Box::new(end) as Box<dyn Collective>, device.clone()));
         Self::over(ends.collect(), (plan, num), config, master, PATIENCE)
@@ -63,7 +65,7 @@ impl Trainer {
     /// of [`Self::hand_over`] are left on the first.
     ///
     /// # Errors
-    /// [`TrainerError::NoLink`], where NCCL is missing or refuses.
+    /// [`TrainerError::NoLink`], where NCCL is missing or refuses; as [`Self::new`].
     #[cfg(feature = "cuda")]
     pub fn over_gpus(
         gpus: &[Device],
@@ -75,7 +77,7 @@ impl Trainer {
         assert_eq!(gpus.len(), config.ranks as usize, "a GPU a rank");
         let ends = super::collective::Nccl::world(gpus)?.into_iter().zip(gpus);
         let ends = ends.map(|(end, gpu)| (Box::new(end) as Box<dyn Collective>, gpu.clone()));
-        Ok(Self::over(ends.collect(), (plan, num), config, master, PATIENCE))
+        Self::over(ends.collect(), (plan, num), config, master, PATIENCE)
     }
 
     fn over(
@@ -84,13 +86,13 @@ impl Trainer {
         config: TrainerConfig,
         master: &[Vec<f32>],
         patience: Duration,
-    ) -> Self {
+    ) -> Result<Self, TrainerError> {
         let (plan, config) = (Arc::new(plan), Arc::new(config));
         let worker = |(end, device): (Box<dyn Collective>, Device)| {
             Worker::new(end, &device, (&plan, num), &config, master)
         };
-        let world = World::new(ends.into_iter().map(worker).collect(), patience);
-        Self {
+        let world = World::new(ends.into_iter().map(worker).collect(), patience)?;
+        Ok(Self {
             plan,
             dtype: num.dtype,
             config,
@@ -100,7 +102,7 @@ impl Trainer {
             updates: 0,
             passes: Cell::new(0),
             fingerprints: OnceCell::new(),
-        }
+        })
     }
 
     #[must_use]
@@ -262,8 +264,7 @@ impl Trainer {
         let most = self.config.max_tokens_per_chunk as usize;
         let of_rank = |own: &Vec<usize>| {
             let lens = own.iter().map(|&index| sequences[index].tokens.len());
-            let packed = super::pass::packs(lens, most);
-            packed
+            super::pass::packs(lens, most)
                 .into_iter()
                 .map(|chunk| chunk.iter().map(|&at| own[at]).collect())
                 .collect::<Vec<Vec<usize>>>()
@@ -283,9 +284,8 @@ impl Trainer {
     ) -> Result<Vec<UpdateReport>, TrainerError> {
         let reference = self.reference_scores(experiences, contract)?;
         let size = experiences.len().div_ceil(self.config.updates_per_step as usize).max(1);
-        let parts = experiences.chunks(size).enumerate();
         let mut reports = Vec::new();
-        for (i, part) in parts {
+        for (i, part) in experiences.chunks(size).enumerate() {
             let reference = reference.as_ref().map(|all| &all[i * size..][..part.len()]);
             reports.push(self.update_minibatch(part, reference, contract)?);
         }

@@ -38,12 +38,15 @@ type Job = Box<dyn FnOnce(&mut Worker) -> ControlFlow<()> + Send>;
 
 impl World {
     /// Of workers in rank order.
-    pub(super) fn new(mut workers: Vec<Worker>, patience: Duration) -> Self {
+    ///
+    /// # Errors
+    /// [`TrainerError::NoThread`].
+    pub(super) fn new(mut workers: Vec<Worker>, patience: Duration) -> Result<Self, TrainerError> {
         if workers.len() == 1 {
-            return Self::One(Box::new(workers.remove(0)));
+            return Ok(Self::One(Box::new(workers.remove(0))));
         }
-        let threads = workers.into_iter().map(Thread::start).collect();
-        Self::Several(Threads { threads, patience, lost: Cell::new(false) })
+        let threads = workers.into_iter().map(Thread::start).collect::<Result<_, _>>()?;
+        Ok(Self::Several(Threads { threads, patience, lost: Cell::new(false) }))
     }
 
     pub(super) fn size(&self) -> usize {
@@ -80,9 +83,10 @@ impl World {
 }
 
 impl Thread {
-    fn start(mut worker: Worker) -> Self {
+    fn start(mut worker: Worker) -> Result<Self, TrainerError> {
         let (jobs, received) = mpsc::channel::<Job>();
-        let name = format!("trainer-rank-{}", worker.index());
+        let (rank, ranks) = (worker.units.rank(), worker.units.world_size());
+        let name = format!("trainer-rank-{rank}");
         let serve = move || {
             for job in received {
                 if job(&mut worker).is_break() {
@@ -91,8 +95,8 @@ impl Thread {
             }
         };
         let handle = thread::Builder::new().name(name).spawn(serve);
-        let handle = handle.expect("a machine that has memory for a rank has a thread for it");
-        Self { jobs: Some(jobs), handle: Some(handle) }
+        let handle = handle.map_err(|source| TrainerError::NoThread { rank, ranks, source })?;
+        Ok(Self { jobs: Some(jobs), handle: Some(handle) })
     }
 }
 

@@ -82,7 +82,8 @@ fn inspection(model: &Path, tokens: &[u32]) -> Inspection {
     let (plan, master) = load_master(model).expect("a model folder");
     let num = plan.numerics(Dtype::F32, Dtype::F32);
     let config = config("name = \"routes\"\nmodel.preset = \"tiny-jamba\"\n");
-    let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer, &master);
+    let trainer =
+        Trainer::new(&Device::Cpu, plan, num, config.trainer, &master).expect("few threads");
     let tokens = tokens.iter().map(|&id| gapscope::base::TokenId::new(id)).collect();
     trainer.inspect(&[Sequence { tokens, prompt_len: 1 }]).expect("inspected").remove(0)
 }

@@ -116,7 +116,7 @@ fn trainer(plan: &Plan, units: &[Vec<f32>], extra: &str) -> Trainer {
          trainer.max_tokens_per_chunk = 24\n{extra}"
     );
     let num = plan.numerics(Dtype::F32, Dtype::F32);
-    Trainer::new(&device(), plan.clone(), num, config(&toml).trainer, units)
+    Trainer::new(&device(), plan.clone(), num, config(&toml).trainer, units).expect("few threads")
 }
 
 /// Every element of the gradient that an update used, against the oracle's.

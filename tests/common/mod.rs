@@ -100,7 +100,8 @@ pub fn device() -> Device {
 pub fn trainer(folder: &Path, config: &Config) -> (Plan, Trainer) {
     let (plan, master) = load_master(folder).expect("a model folder");
     let num = plan.numerics_of(config);
-    (plan.clone(), Trainer::new(&device(), plan, num, config.trainer.clone(), &master))
+    let trainer = Trainer::new(&device(), plan.clone(), num, config.trainer.clone(), &master);
+    (plan, trainer.expect("few threads"))
 }
 
 /// What every fixture's configuration begins with.

@@ -86,7 +86,7 @@ fn logits(folder: &Path) -> Vec<u32> {
     let (plan, units) = load_master(folder).expect("a model folder");
     let config = config("name = \"folder\"\nmodel.preset = \"tiny-jamba\"\n");
     let num = plan.numerics(Dtype::F32, Dtype::F32);
-    let trainer = Trainer::new(&device(), plan, num, config.trainer, &units);
+    let trainer = Trainer::new(&device(), plan, num, config.trainer, &units).expect("few threads");
     let sequence = |tokens| Sequence { tokens, prompt_len: 1 };
     let sequences: Vec<_> = Golden::tiny_jamba().rows().into_iter().map(sequence).collect();
     let seen = trainer.inspect(&sequences).expect("inspect");

@@ -90,6 +90,7 @@ fn load(engine: &mut Engine, case: &Case, version: u64) {
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
     let trainer =
         gapscope::trainer::Trainer::new(&device(), plan, num, config.trainer.clone(), &master);
+    let trainer = trainer.expect("few threads");
     let units = trainer.hand_over().expect("hand over").units;
     engine.load(WeightVersion::new(version), units).expect("newer weights");
 }

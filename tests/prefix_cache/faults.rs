@@ -17,6 +17,7 @@ fn load(engine: &mut Engine, name: &str, version: u64, seed: u64) {
     let other = || {
         let master = Preset::weights(&plan, seed);
         Trainer::new(&device(), plan.clone(), num, config.trainer.clone(), &master)
+            .expect("few threads")
     };
     let weights = if seed == 0 { own } else { other() }.hand_over().expect("hand over");
     engine.load(WeightVersion::new(version), weights.units).expect("newer weights");

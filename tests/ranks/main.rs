@@ -51,7 +51,7 @@ impl Model {
             let over = Trainer::over_gpus(&gpus, plan, num, config, &self.master);
             return over.expect("ranks that are connected");
         }
-        Trainer::new(&device(), plan, num, config, &self.master)
+        Trainer::new(&device(), plan, num, config, &self.master).expect("few threads")
     }
 
     /// Prompt and completion lengths: one completion that is empty, one of a single token, more

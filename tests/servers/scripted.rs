@@ -159,7 +159,7 @@ impl State {
 
 fn trainer(plan: &Plan, config: &gapscope::config::Config, master: &[Vec<f32>]) -> Trainer {
     let (num, learns) = (plan.numerics_of(config), config.trainer.clone());
-    Trainer::new(&Device::Cpu, plan.clone(), num, learns, master)
+    Trainer::new(&Device::Cpu, plan.clone(), num, learns, master).expect("few threads")
 }
 
 /// A thread a connection, for as long as the test lives.

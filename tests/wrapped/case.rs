@@ -173,6 +173,7 @@ pub fn pair(hf: &HfConfig, config: &Config, seed: u64) -> (Engine, Trainer) {
     let master = random_weights(&plan, seed);
     let num = plan.numerics(config.model.dtype, config.engine.mamba_ssm_cache_dtype);
     let trainer = Trainer::new(&device(), plan.clone(), num, config.trainer.clone(), &master);
+    let trainer = trainer.expect("few threads");
     let engine =
         Engine::new(&device(), plan, num, config.engine.clone(), config.contract(), config.seed);
     let mut engine = engine.expect("an engine");

@@ -40,7 +40,7 @@ impl Scorer {
         let forward = match leg {
             Leg::Trainer => {
                 let trainer =
-                    Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master);
+                    Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master)?;
                 Forward::Trainer(Box::new(trainer))
             }
             Leg::Reference => {

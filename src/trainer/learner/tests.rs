@@ -77,7 +77,7 @@ fn trainer(ranks: usize, bad: usize, at: u32, how: How) -> Trainer {
         }
     };
     let ends = SharedMemory::patient_world(ranks, SHORT).into_iter().map(end).collect();
-    Trainer::over(ends, (plan, num), config.trainer, &master, SHORT)
+    Trainer::over(ends, (plan, num), config.trainer, &master, SHORT).expect("few threads")
 }
 
 fn sequence() -> Vec<Sequence> {

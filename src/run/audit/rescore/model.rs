@@ -39,7 +39,7 @@ impl Model {
         bound.check(available_bytes())?;
         let (plan, master) = parts::weights(config)?;
         let num = plan.numerics_of(config);
-        let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master);
+        let trainer = Trainer::new(&Device::Cpu, plan, num, config.trainer.clone(), &master)?;
         Ok(Self { trainer, meter: Meter::new("tokens rescored", tokens) })
     }
 
