@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::{write_json, Claim, ReportError};
 use crate::base::{RequestId, Step};
+use crate::config::Config;
 
 /// Every file that a run writes at the top: any of them shows that one has been here, finished or
 /// not, or would be written over.
@@ -43,7 +44,7 @@ pub struct RunFolder {
 
 impl RunFolder {
     /// Makes the folder and those in it. A folder that holds a run is refused; other files in it
-    /// are left alone.
+    /// are left alone, and so is a start that came to nothing.
     pub fn create(root: impl Into<PathBuf>) -> Result<Self, ReportError> {
         Self::named(root.into()).make()
     }
@@ -61,18 +62,41 @@ impl RunFolder {
     }
 
     fn make(self) -> Result<Self, ReportError> {
+        self.check_free()?;
+        self.make_folders()?;
+        Ok(self)
+    }
+
+    /// # Errors
+    /// Names the first thing that shows a run, or that would be written over.
+    fn check_free(&self) -> Result<(), ReportError> {
+        let is_start = self.is_start();
         let mut parts = FOLDERS.map(|part| (part, self.root.join(part))).to_vec();
-        parts.push((TENSORBOARD, self.tensorboard.clone()));
         parts.push((EVIDENCE, self.root.join(EVIDENCE)));
+        if !is_start {
+            parts.push((TENSORBOARD, self.tensorboard.clone()));
+        }
         let used = |(_, path): &&(&'static str, PathBuf)| {
             fs::read_dir(path).is_ok_and(|mut files| files.next().is_some())
         };
-        let file = FILES.into_iter().find(|file| self.root.join(file).exists());
-        if let Some(file) = file.or_else(|| parts.iter().find(used).map(|(part, _)| *part)) {
-            return Err(ReportError::RunExists { folder: self.root, file });
+        let shows = |file: &&str| {
+            let path = self.root.join(file);
+            path.exists() && !(is_start && shows_no_step(file, &path))
+        };
+        let file = FILES.into_iter().find(shows);
+        match file.or_else(|| parts.iter().find(used).map(|(part, _)| *part)) {
+            Some(file) => Err(ReportError::RunExists { folder: self.root.clone(), file }),
+            None => Ok(()),
         }
-        self.make_folders()?;
-        Ok(self)
+    }
+
+    /// Whether the configuration that is there is a run's own. Models have a `config.json` too.
+    fn is_start(&self) -> bool {
+        let path = self.config();
+        let text = fs::read_to_string(&path).ok();
+        // A start that was cut off has said nothing.
+        let is_own = |text: String| text.is_empty() || Config::from_json(&text, "").is_ok();
+        text.is_some_and(is_own)
     }
 
     fn make_folders(&self) -> Result<(), ReportError> {
@@ -84,14 +108,13 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Writes the resolved configuration, which must not be there, and holds it: of two runs that
-    /// begin in one folder at once, one gets it.
+    /// Writes the resolved configuration and holds it: of two runs that begin in one folder at once,
+    /// one gets it. What a start that came to nothing has left goes.
     pub fn claim(&self, config: &str) -> Result<Claim, ReportError> {
         let mut claim = Claim::make(&self.config())?;
-        if !claim.text()?.is_empty() {
-            let folder = self.root.clone();
-            return Err(ReportError::RunExists { folder, file: "config.json" });
-        }
+        // Once more: another may have had it until now.
+        self.check_free()?;
+        self.clear()?;
         claim.write(config).inspect_err(|_| {
             // Half a file would pass for a run.
             let _ = fs::remove_file(self.config());
@@ -227,6 +250,15 @@ impl RunFolder {
     }
 }
 
+/// Of a file that is there before the first step is.
+fn shows_no_step(file: &str, path: &Path) -> bool {
+    match file {
+        "config.json" | "servers.json" => true,
+        "steps.jsonl" | "timing.jsonl" => fs::metadata(path).is_ok_and(|found| found.len() == 0),
+        _ => false,
+    }
+}
+
 fn parquet_name(step: Step) -> String {
     step_name(step, PARQUET)
 }
@@ -260,6 +292,40 @@ mod tests {
                     root.display()
                 )
             );
+        }
+    }
+
+    /// Killed while servers started, or ended by what the first files met.
+    #[test]
+    fn a_start_that_came_to_nothing_is_no_run() {
+        let text = "name = \"x\"\nmodel.preset = \"tiny-jamba\"\n";
+        let own = crate::config::parse(text, "test.toml", &[]).unwrap().to_json();
+        let event = "tb/events.out.tfevents.1.host.1.0";
+        let started = [("servers.json", "[]"), ("steps.jsonl", ""), (event, "version")];
+        for (config, more, free) in [
+            (&own[..], ("timing.jsonl", ""), true),
+            ("", ("timing.jsonl", ""), true),
+            (&own[..20], ("timing.jsonl", ""), false),
+            ("{\"model_type\": \"jamba\"}", ("timing.jsonl", ""), false),
+            (&own, ("steps.jsonl", "{}"), false),
+            (&own, ("rollouts/step-00001.parquet", ""), false),
+            (&own, ("checkpoints/step-00000.safetensors", ""), false),
+            (&own, ("summary.json", "{}"), false),
+        ] {
+            let parent = tempfile::tempdir().unwrap();
+            let folder = RunFolder::create(parent.path().join("run")).unwrap();
+            let files = started.into_iter().chain([("config.json", config), more]);
+            files.for_each(|(file, text)| fs::write(folder.root().join(file), text).unwrap());
+            fs::write(folder.root().join("server-0.log"), "words").unwrap();
+            assert_eq!(RunFolder::create(folder.root()).is_ok(), free, "{config} {more:?}");
+            let claim = folder.claim("new");
+            assert_eq!(claim.is_ok(), free, "{config} {more:?}");
+            let left = |file: &str| folder.root().join(file).exists();
+            for (file, _) in started {
+                assert_eq!(left(file), !free, "{file}, {more:?}");
+            }
+            assert!(left("server-0.log"));
+            assert_eq!(fs::read(folder.config()).unwrap() == b"new", free);
         }
     }
 

@@ -26,6 +26,10 @@ fn serves_where_it_is_told_to() {
     let args: Vec<String> = std::env::args().collect();
     let told = |name: &str| args.iter().find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='));
     let Some(port) = told("port") else { return };
+    if told("never") == Some("ready") {
+        eprintln!("loading weights");
+        sleep(Duration::from_secs(600));
+    }
     if told("refuses").is_some_and(|len| len == "96") {
         eprintln!("ValueError: max_model_len 96 is more than I have");
         std::process::exit(1);
@@ -163,6 +167,26 @@ fn a_point_whose_server_cannot_start_is_a_row_with_its_error() {
     let error = points[1]["error"].as_str().expect("why");
     assert!(error.contains("ValueError: max_model_len 96 is more than I have"), "{error}");
     assert!(launch.out().join("points/max_model_len=96/server-0.log").exists());
+}
+
+/// Whatever kept it from its first step, it has recorded nothing.
+#[test]
+fn a_run_may_begin_where_one_could_not() {
+    let launch = Launch::new();
+    let (code, stderr) = launch.run("refuses=96", &["engine.max_model_len=96"]);
+    assert_eq!((code, launch.out().join("config.json").exists()), (Some(1), false), "{stderr}");
+    let log = launch.out().join("server-0.log");
+    let said = |words: &str| fs::read_to_string(&log).is_ok_and(|log| log.contains(words));
+    let mut killed = launch.command("run", "never=ready", "", &["steps=1"]);
+    let mut killed = killed.stderr(Stdio::null()).spawn().expect("the binary starts");
+    wait_for(|| said("loading weights"));
+    killed.kill().expect("it runs");
+    killed.wait().expect("it was killed");
+    assert!(launch.out().join("config.json").exists());
+    let (code, stderr) = launch.run("", &[]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert_eq!(launch.summary()["steps_done"], 2);
+    assert!(said("ValueError: max_model_len 96 is more than I have") && said("loading weights"));
 }
 
 /// A run that is killed cannot end its server; the next one does.

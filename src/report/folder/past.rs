@@ -80,6 +80,7 @@ impl RunFolder {
         self.drop_checkpoints()?;
         remove(&self.steps())?;
         remove(&self.timing())?;
+        remove(&self.servers())?;
         tensorboard::rewind(&self.tensorboard, &[])
     }
 }
