@@ -71,12 +71,14 @@ impl Kind {
             }),
             Self::Urls => match value.as_array() {
                 Some(urls) => {
-                    let one = |(i, url): (usize, &Value)| {
-                        url.as_str().is_some_and(is_url) && !urls[..i].contains(url)
-                    };
-                    !urls.is_empty() && urls.iter().enumerate().all(one)
+                    let places: Option<Vec<String>> =
+                        urls.iter().map(|url| plain_url(url.as_str()?).map(place)).collect();
+                    places.is_some_and(|places| {
+                        let one = |(i, place)| !places[..i].contains(place);
+                        !places.is_empty() && places.iter().enumerate().all(one)
+                    })
                 }
-                None => value.as_str().is_some_and(is_url),
+                None => value.as_str().and_then(plain_url).is_some(),
             },
             Self::OneOf(names) => value.as_str().is_some_and(|name| names.contains(&name)),
             Self::SomeOf(names) => value.as_array().is_some_and(|chosen| {
@@ -190,17 +192,23 @@ fn number(value: &Value) -> Option<f64> {
     value.as_float().or_else(|| value.as_integer().map(|v| v as f64))
 }
 
-/// Plain HTTP, with a port or without, and nothing behind it but what OpenAI's clients write.
-fn is_url(text: &str) -> bool {
-    let Some(rest) = text.strip_prefix("http://") else { return false };
-    let rest = rest.trim_end_matches('/');
+/// An address over plain HTTP, with a port or without, less what OpenAI's clients write behind it;
+/// `None` of anything else.
+pub(super) fn plain_url(text: &str) -> Option<&str> {
+    let rest = text.strip_prefix("http://")?.trim_end_matches('/');
     let address = rest.strip_suffix("/v1").unwrap_or(rest);
     let (host, port) = match address.rsplit_once(':') {
         Some((host, port)) => (host, port.parse::<u16>().is_ok_and(|port| port > 0)),
         None => (address, true),
     };
     let letter = |c: char| c.is_ascii_alphanumeric() || ".-_[]:".contains(c);
-    port && !host.is_empty() && host.chars().all(letter)
+    (port && !host.is_empty() && host.chars().all(letter))
+        .then(|| &text[.."http://".len() + address.len()])
+}
+
+/// The same of two ways to write one address.
+fn place(url: &str) -> String {
+    url.strip_suffix(":80").unwrap_or(url).to_ascii_lowercase()
 }
 
 fn is_folder_name(text: &str) -> bool {
@@ -237,6 +245,29 @@ mod tests {
             (text("16777216TiB"), None),
         ] {
             assert_eq!(bytes(&value), expected, "{value}");
+        }
+    }
+
+    /// Each server gets its share of the prompts, so that one under two names would get two.
+    #[test]
+    fn a_server_is_named_once() {
+        let url = |text: &&str| Value::String((*text).to_owned());
+        for (urls, accepted) in [
+            (&["http://a:1"][..], true),
+            (&["http://a:1", "http://a:2"], true),
+            (&["http://a:1", "http://b:1/v1"], true),
+            (&["http://a:1", "http://a:1"], false),
+            (&["http://a:1", "http://a:1/"], false),
+            (&["http://a:1/v1", "http://a:1"], false),
+            (&["http://a:1", "http://b:1", "http://a:1/v1/"], false),
+            (&["http://a", "http://A:80/v1"], false),
+            (&["http://a:1", "a:2"], false),
+            (&["http://v1", "http://v2"], true),
+            (&["http://a:1", "http://"], false),
+            (&[], false),
+        ] {
+            let value = Value::Array(urls.iter().map(url).collect());
+            assert_eq!(Kind::Urls.accepts(&value), accepted, "{value}");
         }
     }
 

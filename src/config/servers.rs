@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::check::conflict;
 use super::error::ConfigError;
 use super::keys::find;
+use super::kind::plain_url;
 use super::nearest::nearest_key;
 use super::source::Source;
 use super::sweep::Sweep;
@@ -93,7 +94,7 @@ pub(super) fn servers(source: &Source) -> Result<Option<ServersConfig>, ConfigEr
         })
     };
     Ok(Some(ServersConfig {
-        url: url.iter().map(|url| plain_url(url)).collect(),
+        url: url.iter().map(|url| plain_url(url).expect("its kind accepted it").into()).collect(),
         served_model_name: source.optional("engine.served_model_name"),
         max_concurrent_requests: source.get("engine.max_concurrent_requests"),
         request_timeout_s: source.get("engine.request_timeout_s"),
@@ -103,12 +104,6 @@ pub(super) fn servers(source: &Source) -> Result<Option<ServersConfig>, ConfigEr
         sync_folder: source.optional("engine.sync_folder"),
         launch: command.map(launch).transpose()?,
     }))
-}
-
-/// An address without what OpenAI's clients put behind it.
-fn plain_url(url: &str) -> String {
-    let url = url.trim_end_matches('/');
-    url.strip_suffix("/v1").unwrap_or(url).to_owned()
 }
 
 /// A knob that never reaches the server would be turned for nothing.
