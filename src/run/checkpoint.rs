@@ -20,7 +20,7 @@ use crate::report::{
 };
 
 /// Of the layout of [`State`].
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 #[derive(Serialize, Deserialize)]
 struct State {

@@ -56,6 +56,7 @@ pub struct Scripted {
 pub struct State {
     script: Script,
     mode: LogprobsMode,
+    version: Mutex<&'static str>,
     /// Of prompt and completion; more is refused.
     pub max_model_len: u32,
     /// From which the weights are read again, where it is asked for.
@@ -91,6 +92,11 @@ impl Scripted {
         Self { url, state }
     }
 
+    /// As if another had been started in its place.
+    pub fn is_now(&self, version: &'static str) {
+        *self.state.version.lock().expect("no handler panics") = version;
+    }
+
     /// How often each completion was asked for.
     pub fn asked(&self) -> HashMap<String, usize> {
         self.state.asked.lock().expect("no handler panics").clone()
@@ -113,8 +119,20 @@ impl State {
         let plan = Plan::new(Preset::TinyLlama.config());
         let trainer = trainer(&plan, &config, &Preset::weights(&plan, config.seed)).into();
         let (asked, bodies, now) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (max_model_len, folder) = (512, None);
-        Self { script, mode, max_model_len, folder, config, plan, trainer, asked, bodies, now }
+        let (version, max_model_len, folder) = ("0.0.test".into(), 512, None);
+        Self {
+            script,
+            mode,
+            version,
+            max_model_len,
+            folder,
+            config,
+            plan,
+            trainer,
+            asked,
+            bodies,
+            now,
+        }
     }
 
     /// Has the weights that the folder holds.
@@ -202,7 +220,10 @@ fn answer(path: &str, body: &[u8], state: &State) -> (u16, String, Reply) {
     let good = |value: Value| (200, value.to_string(), Reply::Right);
     match path {
         "/health" => good(json!(null)),
-        "/version" => good(json!({ "version": "0.0.test" })),
+        "/version" => {
+            let version = *state.version.lock().expect("no handler panics");
+            good(json!({ "version": version }))
+        }
         "/v1/models" => {
             let max_model_len = state.max_model_len;
             good(

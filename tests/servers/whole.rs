@@ -21,6 +21,16 @@ pub const RUN: &str = "name = \"served\"\nsteps = 2\n[engine]\nkind = \"vllm\"\n
 /// Exit code, standard error, and the run's folder.
 pub fn run(server: &Scripted, sets: &[&str]) -> (Option<i32>, String, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder");
+    let (code, stderr) = run_in(&folder, server, sets, &[]);
+    (code, stderr, folder)
+}
+
+fn run_in(
+    folder: &tempfile::TempDir,
+    server: &Scripted,
+    sets: &[&str],
+    more: &[&str],
+) -> (Option<i32>, String) {
     let file = folder.path().join("served.toml");
     let text = RUN.replacen('\n', &format!("\n{MODEL}"), 1);
     fs::write(&file, text).expect("a file");
@@ -28,9 +38,9 @@ pub fn run(server: &Scripted, sets: &[&str]) -> (Option<i32>, String, tempfile::
     let sets = [&[url.as_str()], sets].concat();
     let mut command = gapscope();
     command.arg("run").arg(&file).arg("--out").arg(folder.path().join("run"));
-    command.args(sets.iter().flat_map(|set| ["--set", set]));
+    command.args(sets.iter().flat_map(|set| ["--set", set])).args(more);
     let output = command.output().expect("the binary starts");
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned(), folder)
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 pub fn summary(folder: &tempfile::TempDir) -> Value {
@@ -146,6 +156,27 @@ fn a_request_that_fails_for_good_ends_the_run_and_keeps_what_was_done() {
     assert!(stderr.contains("request s2.p1.r2, tried 1 time(s): HTTP 400: bad token"), "{stderr}");
     let summary = summary(&folder);
     assert_eq!((&summary["steps_done"], &summary["n_tokens"]), (&json!(1), &json!(96)));
+}
+
+#[test]
+fn a_run_goes_on_with_the_servers_that_it_had() {
+    let server = Scripted::new(|asked| match (asked.name, asked.before) {
+        ("s2.p1.r2", 0) => Reply::Status(400, "{\"error\": {\"message\": \"bad token\"}}"),
+        _ => Reply::Right,
+    });
+    let sets = ["checkpoint.every=1"];
+    let (code, stderr, folder) = run(&server, &sets);
+    assert_eq!((code, &summary(&folder)["steps_done"]), (Some(1), &json!(1)), "{stderr}");
+    server.is_now("0.1.test");
+    let (code, stderr) = run_in(&folder, &server, &sets, &["--resume"]);
+    let says = format!(
+        "{}: its version was 0.0.test when the run began, and is 0.1.test: start it as it was",
+        server.url
+    );
+    assert!(code == Some(1) && stderr.contains(&says), "{stderr}");
+    server.is_now("0.0.test");
+    let (code, stderr) = run_in(&folder, &server, &sets, &["--resume"]);
+    assert_eq!((code, &summary(&folder)["steps_done"]), (Some(0), &json!(2)), "{stderr}");
 }
 
 /// The folder holds other weights than the trainer's when the server is started.

@@ -15,6 +15,11 @@ pub enum ServerError {
     )]
     Unlike(Box<[ServerFacts; 2]>),
     #[error(
+        "{url}: its {what} was {before} when the run began, and is {now}: start it as it was, or \
+         run the experiment again with another --out"
+    )]
+    Changed { url: String, what: &'static str, before: String, now: String },
+    #[error(
         "{url}: request {request} is of {prompt} prompt tokens and {new} new ones, and the \
          server's max_model_len is {max}: start it with --max-model-len {}, or lower \
          rollout.max_new_tokens",

@@ -49,6 +49,29 @@ pub(super) fn alike(all: &[ServerFacts]) -> Result<(), ServerError> {
     }
 }
 
+/// What log-probabilities depend on is as it was, server by server. A context of another length
+/// changes none, and an answer that does not tell is no other one.
+pub(super) fn unchanged(before: &[ServerFacts], now: &[ServerFacts]) -> Result<(), ServerError> {
+    let or = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
+    let mode = |facts: &ServerFacts, other: &ServerFacts| {
+        let told = facts.logprobs_mode.filter(|_| other.logprobs_mode.is_some());
+        told.map_or("unknown", mode_name).to_owned()
+    };
+    for (had, has) in before.iter().zip(now) {
+        let all = [
+            ("model", had.model.clone(), has.model.clone()),
+            ("model's root", or(&had.root), or(&has.root)),
+            ("version", or(&had.version), or(&has.version)),
+            ("logprobs mode", mode(had, has), mode(has, had)),
+        ];
+        let differs = |(_, had, has): &(&str, String, String)| had != has;
+        if let Some((what, before, now)) = all.into_iter().find(differs) {
+            return Err(ServerError::Changed { url: has.url.clone(), what, before, now });
+        }
+    }
+    Ok(())
+}
+
 impl Client {
     /// Asks what is served, and where a contract is given, of what the log-probabilities are.
     pub(super) async fn identify(
@@ -124,5 +147,43 @@ fn mode_name(mode: LogprobsMode) -> &'static str {
     match mode {
         LogprobsMode::RawLogprobs => "raw_logprobs",
         LogprobsMode::ProcessedLogprobs => "processed_logprobs",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_log_probabilities_depend_on_may_not_change() {
+        let facts = ServerFacts {
+            url: "http://a:1".to_owned(),
+            model: "tiny".to_owned(),
+            root: Some("/m".to_owned()),
+            max_model_len: Some(512),
+            version: Some("1".to_owned()),
+            logprobs_mode: Some(LogprobsMode::RawLogprobs),
+        };
+        let like = || facts.clone();
+        let processed = Some(LogprobsMode::ProcessedLogprobs);
+        for (now, says) in [
+            (like(), None),
+            (ServerFacts { max_model_len: None, ..like() }, None),
+            (ServerFacts { logprobs_mode: None, ..like() }, None),
+            (ServerFacts { model: "big".into(), ..like() }, Some("model was tiny")),
+            (ServerFacts { root: Some("/n".into()), ..like() }, Some("model's root was /m")),
+            (ServerFacts { version: None, ..like() }, Some("version was 1")),
+            (ServerFacts { logprobs_mode: processed, ..like() }, Some("mode was raw_logprobs")),
+        ] {
+            // The first of two is as it was.
+            let found = unchanged(&[like(), like()], &[like(), now]);
+            match says {
+                None => found.expect("nothing that matters"),
+                Some(says) => {
+                    let error = found.expect_err(says).to_string();
+                    assert!(error.contains(&format!("{says} when the run began")), "{error}");
+                }
+            }
+        }
     }
 }

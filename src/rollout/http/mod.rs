@@ -120,6 +120,14 @@ impl Servers {
         &self.facts
     }
 
+    /// That they are what they were when a run began, as far as log-probabilities depend on it.
+    ///
+    /// # Errors
+    /// Names the first server, and what of it has changed.
+    pub fn check_unchanged(&self, before: &[ServerFacts]) -> Result<(), ServerError> {
+        facts::unchanged(before, &self.facts)
+    }
+
     /// One completion a request, in their order. The requests of a prompt go to one server.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use crate::engine::{Engine, Engines, SchedulerSnapshot};
 use crate::gap::{Floor, WeightsOf};
 use crate::model::combine_fingerprints;
 use crate::report::{SavedArray, SavedCheckpoint};
+use crate::rollout::http::ServerFacts;
 use crate::rollout::Source;
 use crate::run::launch::Launched;
 use crate::trainer::TrainerSnapshot;
@@ -19,6 +20,8 @@ use crate::trainer::TrainerSnapshot;
 /// The small part; [`Session::arrays`] are the large one.
 #[derive(Serialize, Deserialize)]
 pub struct SessionState {
+    /// What each server was; empty where engines are embedded.
+    servers: Vec<ServerFacts>,
     /// Of each embedded engine.
     schedulers: Vec<SchedulerSnapshot>,
     trainer: TrainerSnapshot,
@@ -36,6 +39,7 @@ impl Session {
     #[must_use]
     pub fn snapshot(&self) -> SessionState {
         SessionState {
+            servers: self.source.servers().map_or_else(Vec::new, |all| all.facts().to_vec()),
             schedulers: self.embedded().map(Engine::snapshot).collect(),
             trainer: self.trainer.snapshot(),
             ranks_changed: self.ranks_changed,
@@ -70,7 +74,8 @@ impl Session {
     /// A session as it was when the checkpoint was made.
     ///
     /// # Errors
-    /// As [`Self::open`], and a checkpoint of another model or pool.
+    /// As [`Self::open`], a checkpoint of another model or pool, and servers that are not what they
+    /// were.
     pub(in crate::run) fn reopen(
         config: &Config,
         launched: Option<Launched>,
@@ -85,6 +90,9 @@ impl Session {
     }
 
     fn restore(&mut self, state: SessionState, saved: &SavedCheckpoint) -> Result<()> {
+        if let Some(servers) = self.source.servers() {
+            servers.check_unchanged(&state.servers)?;
+        }
         if self.config.trainer.kl_coef > 0.0 {
             self.trainer.freeze_reference()?;
         }
