@@ -35,7 +35,7 @@ pub use fault::{Fault, FaultEntry, Planted, Side, FAULTS};
 pub use keys::{IfAbsent, Key, KEYS, PRESETS};
 pub use kind::{Kind, Range};
 pub use nearest::nearest;
-pub use servers::{LaunchConfig, ServersConfig};
+pub use servers::{LaunchConfig, ServersConfig, FIRST_PAUSE};
 pub use sleep::Sleep;
 pub use sweep::{overrides, Sweep, SweepSettings, MAX_SWEEP_POINTS};
 pub use trace::{TraceConfig, Traced};

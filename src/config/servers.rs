@@ -1,5 +1,7 @@
 //! `engine.kind = "vllm"`: servers that sample, and how they are started.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::check::conflict;
@@ -47,6 +49,9 @@ pub struct LaunchConfig {
     /// How often a server that ended by itself is started again.
     pub restarts: u32,
 }
+
+/// Before a request that has failed in passing is tried again; later ones are longer.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Knobs that reach a server through its command line alone.
 const BY_COMMAND: [&str; 8] = [
@@ -200,6 +205,16 @@ pub(super) fn check(config: &Config, source: &Source) -> Result<(), ConfigError>
                    trainer.update = \"none\", or engine.sync_folder = \"the model folder that it \
                    reads\", which is written anew after every update";
         return Err(conflict(source, &["engine.kind", "trainer.update"], why));
+    }
+    let restarts = servers.launch.as_ref().map_or(0, |launch| launch.restarts);
+    if restarts > 0 && servers.retry_for_s < FIRST_PAUSE.as_secs_f64() {
+        let why = format!(
+            "a request that its server dies under is not tried again, so that the run ends before \
+             the server is started again: raise engine.retry_for_s to at least {}, or leave \
+             restarts out",
+            FIRST_PAUSE.as_secs_f64()
+        );
+        return Err(conflict(source, &["engine.launch.restarts", "engine.retry_for_s"], &why));
     }
     if config.check.legs.contains(&Leg::Prefill) && !config.contract().scores_raw_logits() {
         let why = "a server's prompt_logprobs, which are its prefill leg, are always raw: leave \

@@ -96,6 +96,10 @@ const FILES: &[Broken] = &[
         "[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nlogprobs_mode = \"processed_logprobs\"\n\
          [rollout]\ntemperature = 0.5\n[trainer]\nupdate = \"none\"\n[check]\nlegs = [\"prefill\"]",
     ),
+    Under(
+        "[engine]\nkind = \"vllm\"\nurl = \"http://x\"\nretry_for_s = 0\n\
+         launch.command = \"serve\"\nlaunch.restarts = 1\n[trainer]\nupdate = \"none\"",
+    ),
     Under("[engine]\nargs = \"--max-num-sequences 4\""),
     Under("[engine]\nargs = \"--tensor-parallel-size 4\""),
     Under("[engine]\nargs = \"--max-num-seqs\""),

@@ -15,10 +15,9 @@ use super::news::News;
 use super::request::{Body, Generate};
 use super::Starting;
 use crate::base::{LogProb, LogprobsMode, RequestId, TokenId};
-use crate::config::ServersConfig;
+use crate::config::{ServersConfig, FIRST_PAUSE};
 use crate::engine::{FinishReason, SampledToken};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Whether a server that is being started is up.
 const LOOKED_EVERY: Duration = Duration::from_millis(50);
