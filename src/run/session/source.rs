@@ -1,10 +1,12 @@
 //! Where completions come from: the embedded engines, or servers.
 
-use std::fs;
 use std::iter::zip;
 use std::path::Path;
+use std::{fs, io, process};
 
 use anyhow::{ensure, Context, Result};
+use rustix::io::Errno;
+use rustix::process::{test_kill_process, Pid};
 
 use super::{requests, sequence, Session};
 use crate::base::{Contract, RequestId, Step, TokenId};
@@ -114,6 +116,9 @@ fn failed(error: ServerError, launched: Option<&Launched>, at: &str) -> anyhow::
     }
 }
 
+/// Of the folder that new weights are written to, before a process's id.
+const NEXT: &str = ".gapscope-next-";
+
 /// Puts new weights in the place of those that the folder holds, whole or not at all. All else in
 /// it stays.
 fn replace_weights(folder: &Path, plan: &Plan, master: &[Vec<f32>], dtype: Dtype) -> Result<()> {
@@ -125,11 +130,29 @@ fn replace_weights(folder: &Path, plan: &Plan, master: &[Vec<f32>], dtype: Dtype
         folder.display()
     );
     // Inside it, so that both are on one file system; a folder of this process's own.
-    let next = folder.join(format!(".gapscope-next-{}", std::process::id()));
+    let next = folder.join(format!("{NEXT}{}", process::id()));
     let say = || format!("cannot put new weights into {}", folder.display());
+    remove_next_of_the_dead(folder).with_context(say)?;
     save_folder(&next, plan, master, dtype)?;
     fs::rename(next.join(WEIGHTS), folder.join(WEIGHTS)).with_context(say)?;
     fs::remove_dir_all(&next).with_context(say)
+}
+
+/// What processes that were killed have left of a hand-over: the weights of a whole model each.
+fn remove_next_of_the_dead(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|name| name.strip_prefix(NEXT)?.parse().ok());
+        let is_of_the_dead = id.and_then(Pid::from_raw).is_some_and(|process| {
+            // A process that may not be asked after lives.
+            test_kill_process(process) == Err(Errno::SRCH)
+        });
+        if is_of_the_dead {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 impl Session {
@@ -288,5 +311,25 @@ impl Session {
             ));
         }
         Ok(measured.at_most(most))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_dead_processes_have_left_goes() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        // Linux has no process beyond 2^22.
+        let (dead, living) = (4_194_305, process::id());
+        let names = [format!("{NEXT}{dead}"), format!("{NEXT}{living}"), format!("{NEXT}x")];
+        for name in &names {
+            fs::create_dir(folder.path().join(name)).expect("a folder");
+            fs::write(folder.path().join(name).join("model.safetensors"), "").expect("a file");
+        }
+        remove_next_of_the_dead(folder.path()).expect("removed");
+        let left = names.map(|name| folder.path().join(name).exists());
+        assert_eq!(left, [false, true, true]);
     }
 }
