@@ -72,6 +72,28 @@ pub(super) fn of_engines(first: &Device, config: &EngineConfig) -> Result<Vec<De
     (0..config.replicas).map(device).collect()
 }
 
+/// Bytes free on each device that a run computes on, in the driver's order, `first` first; `None`
+/// of one that does not say.
+pub(super) fn free_memory(first: &Device, config: &Config) -> Vec<Option<u64>> {
+    let is_alone = config.trainer.ranks == 1 && config.engine.replicas == 1;
+    let others = match config.engine.device {
+        config::Device::Cuda if !is_alone => free_on_others(),
+        _ => Vec::new(),
+    };
+    std::iter::once(first.free_memory()).chain(others).collect()
+}
+
+#[cfg(feature = "cuda")]
+fn free_on_others() -> Vec<Option<u64>> {
+    let others = crate::ops::cuda::devices().unwrap_or_default().into_iter().skip(1);
+    others.map(|other| other.memory.ok().map(|(free, _)| free)).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn free_on_others() -> Vec<Option<u64>> {
+    Vec::new()
+}
+
 /// How many of the trainer's ranks compute on the first engine's device: all on a CPU, and where
 /// there are fewer GPUs than ranks.
 pub(super) fn ranks_on_one(config: &Config) -> u64 {

@@ -24,6 +24,8 @@ enum When {
     Generating,
     /// While scoring or updating: never together with generating.
     Learning,
+    /// Between two steps, when a checkpoint is written.
+    Saving,
 }
 
 /// Arrays that come and go together.
@@ -46,10 +48,16 @@ pub(super) struct MemoryPlan {
     /// Engines on the device.
     engines: u64,
     drops_pool: bool,
-    /// On each GPU but the first, where ranks or engines have one each, and whether an engine does.
-    others: Option<(Vec<Part>, bool)>,
+    /// On each GPU but the first, in the driver's order, where ranks or engines have one each.
+    others: Vec<OtherGpu>,
     /// Where the host does not compute: what passes through it, not all at once.
     on_host: Option<Vec<(&'static str, u64)>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OtherGpu {
+    parts: Vec<Part>,
+    has_pool: bool,
 }
 
 impl MemoryPlan {
@@ -63,20 +71,25 @@ impl MemoryPlan {
 
     /// Where so many of the trainer's ranks share the engine's device: one, or all of them.
     fn sharing(plan: &Plan, config: &Config, pool: Option<u64>, here: u64) -> Self {
-        let (engine, trainer) = (&config.engine, &config.trainer);
-        let params = plan.num_parameters();
+        let engine = &config.engine;
         let on_cpu = engine.device == Device::Cpu;
         let engines = u64::from(device::engines_on_one(engine));
-        let trains = trainer.update == Update::Adamw;
-        let checkpoints = config.checkpoint.every < config.steps || trainer.warm_start.steps > 0;
-        let mut on_host = vec![("on the host, weights as read", 4 * params)];
-        if trains && checkpoints {
-            let reference =
-                if trainer.kl_coef > 0.0 { Widths::of(plan, config).compute } else { 0 };
-            on_host.push(("on the host, a checkpoint", (12 + reference) * params));
-        }
         let mut parts = of_trainer(plan, config, here);
         parts.extend(of_engines(plan, config, engines));
+        let apart = |users: u32, sharing: u64| if sharing == 1 { users } else { 1 };
+        let others = others(
+            plan,
+            config,
+            (apart(config.trainer.ranks, here), apart(engine.replicas, engines)),
+        );
+        let mut on_host = vec![("on the host, weights as read", 4 * plan.num_parameters())];
+        let checkpoint = copied_for_a_checkpoint(plan, config);
+        if on_cpu {
+            let (what, when) = ("a checkpoint, copied", When::Saving);
+            parts.extend(checkpoint.map(|bytes| Part { what, when, bytes, grows: false }));
+        } else {
+            on_host.extend(checkpoint.map(|bytes| ("on the host, a checkpoint", bytes)));
+        }
         Self {
             parts,
             pool: match &engine.servers {
@@ -88,7 +101,7 @@ impl MemoryPlan {
             },
             engines,
             drops_pool: engine.sleep == Sleep::DropPool,
-            others: others(plan, config, here),
+            others,
             on_host: (!on_cpu).then_some(on_host),
         }
     }
@@ -107,10 +120,11 @@ impl MemoryPlan {
         };
         lines.extend(self.parts.iter().map(told));
         lines.push(("at the fullest moment".to_owned(), self.fullest(self.pool, true)));
-        if let Some((parts, engines)) = &self.others {
-            let pool = self.pool.filter(|_| *engines).unwrap_or(0);
-            let bytes = fullest(parts, pool, self.drops_pool, true);
-            lines.push(("on each other GPU".to_owned(), bytes));
+        if let Some(first) = self.others.first() {
+            // The last ones may have a rank or an engine less.
+            let alike = self.others.iter().all(|other| other == first);
+            let what = if alike { "on each other GPU" } else { "on the fullest other GPU" };
+            lines.push((what.to_owned(), self.fullest_of(first, true)));
         }
         let on_host = self.on_host.iter().flatten();
         lines.extend(on_host.map(|(what, bytes)| ((*what).to_owned(), *bytes)));
@@ -121,15 +135,26 @@ impl MemoryPlan {
         fullest(&self.parts, pool.unwrap_or(0), self.drops_pool, grown)
     }
 
+    fn fullest_of(&self, other: &OtherGpu, grown: bool) -> u64 {
+        let pool = self.pool.filter(|_| other.has_pool).unwrap_or(0);
+        fullest(&other.parts, pool, self.drops_pool, grown)
+    }
+
+    /// Of each device's `free` bytes, in their order, those of the host's own left out.
+    ///
     /// # Errors
-    /// A device with less than `free` bytes, or a machine with less memory available. One that does
-    /// not say is believed.
-    pub(super) fn check(&self, free: Option<u64>) -> Result<()> {
+    /// A device with less than is needed there, or a machine with less memory available. One that
+    /// does not say is believed.
+    pub(super) fn check(&self, free: &[Option<u64>]) -> Result<()> {
         let Some(on_host) = &self.on_host else {
             // The host takes a page of the pool when it is first written to.
             return enough("this machine", self.fullest(None, false), available_bytes());
         };
-        enough("the device", self.fullest(self.pool, false), free)?;
+        let free = |ordinal: usize| free.get(ordinal).copied().flatten();
+        enough("the device", self.fullest(self.pool, false), free(0))?;
+        for (ordinal, other) in (1..).zip(&self.others) {
+            enough(&format!("GPU {ordinal}"), self.fullest_of(other, false), free(ordinal))?;
+        }
         let most = on_host.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         enough("this machine", most, available_bytes())
     }
@@ -143,18 +168,37 @@ fn fullest(parts: &[Part], pool: u64, drops_pool: bool, grown: bool) -> u64 {
     };
     let generating = sum(When::Generating).saturating_add(pool);
     let learning = sum(When::Learning).saturating_add(if drops_pool { 0 } else { pool });
-    sum(When::Always).saturating_add(generating.max(learning))
+    let saving = sum(When::Saving).saturating_add(if drops_pool { 0 } else { pool });
+    sum(When::Always).saturating_add(generating.max(learning).max(saving))
 }
 
-/// What each GPU but the first holds, and whether a pool is among it, where there are several.
-fn others(plan: &Plan, config: &Config, here: u64) -> Option<(Vec<Part>, bool)> {
-    let (ranks, engine) = (here < u64::from(config.trainer.ranks), &config.engine);
-    let engines = engine.replicas > 1 && device::engines_on_one(engine) == 1;
-    let mut parts = if ranks { of_trainer(plan, config, 1) } else { Vec::new() };
-    if engines {
-        parts.extend(of_engines(plan, config, 1));
+/// What each GPU but the first holds, where there are several.
+fn others(plan: &Plan, config: &Config, (ranks, engines): (u32, u32)) -> Vec<OtherGpu> {
+    let of_one = |ordinal: u32| {
+        let (has_rank, has_pool) = (ordinal < ranks, ordinal < engines);
+        let mut parts = if has_rank { of_trainer(plan, config, 1) } else { Vec::new() };
+        if has_pool {
+            parts.extend(of_engines(plan, config, 1));
+        }
+        OtherGpu { parts, has_pool }
+    };
+    (1..ranks.max(engines)).map(of_one).collect()
+}
+
+/// Bytes beside the trainer's own when a checkpoint is written: from a device all that updates
+/// read, and on the host what comes from other threads, or is rounded.
+fn copied_for_a_checkpoint(plan: &Plan, config: &Config) -> Option<u64> {
+    let trainer = &config.trainer;
+    let is_written = config.checkpoint.every < config.steps || trainer.warm_start.steps > 0;
+    if trainer.update == Update::None || !is_written {
+        return None;
     }
-    (ranks || engines).then_some((parts, engines))
+    let is_here = config.engine.device == Device::Cpu && trainer.ranks == 1;
+    let trained = if is_here { 0 } else { 12 };
+    let frozen = if trainer.kl_coef > 0.0 { config.model.dtype.bytes() } else { 0 };
+    let shard = |unit: &UnitSpec| shard_len(unit.len(), trainer.ranks as usize) as u64;
+    let elements = product(&[trainer.ranks.into(), plan.units.iter().map(shard).sum()]);
+    Some((trained + frozen) * elements).filter(|bytes| *bytes > 0)
 }
 
 /// Of so many ranks, together.
@@ -269,132 +313,4 @@ pub(super) fn available_bytes() -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config;
-    use crate::model::Preset;
-
-    fn config_of(sets: &[&str]) -> Config {
-        let text = "name = \"x\"\nmodel.preset = \"tiny-jamba\"\n";
-        let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
-        config::parse(text, "test.toml", &sets).expect("a valid config")
-    }
-
-    fn plan_of(preset: Preset, sets: &[&str]) -> MemoryPlan {
-        shared_by(1, preset, sets)
-    }
-
-    fn shared_by(here: u32, preset: Preset, sets: &[&str]) -> MemoryPlan {
-        let plan = Plan::new(preset.config());
-        MemoryPlan::sharing(&plan, &config_of(sets), Some(0), here.into())
-    }
-
-    fn part(plan: &MemoryPlan, what: &str) -> Option<u64> {
-        plan.parts.iter().find_map(|part| (part.what == what).then_some(part.bytes))
-    }
-
-    /// Bytes a parameter of what is there all the time.
-    fn always(sets: &[&str]) -> u64 {
-        let plan = plan_of(Preset::TinyJamba, sets);
-        let parts = plan.parts.iter().filter(|part| part.when == When::Always);
-        let bytes: u64 = parts.map(|part| part.bytes).sum();
-        assert_eq!(bytes % 241_964, 0);
-        bytes / 241_964
-    }
-
-    #[test]
-    fn bytes_a_parameter() {
-        let (none, kl) = ("trainer.update=none", "trainer.kl_coef=0.1");
-        let (cuda, bf16) = ("engine.device=cuda", "model.dtype=bf16");
-        // Master, two moments, and the engine's.
-        assert_eq!(always(&[]), 4 + 8 + 4);
-        assert_eq!(always(&[bf16]), 4 + 8 + 4);
-        assert_eq!(always(&[kl]), 4 + 8 + 4 + 4);
-        assert_eq!(always(&[none]), 4 + 4);
-        assert_eq!(always(&[cuda, bf16]), 4 + 8 + 2);
-        assert_eq!(always(&[cuda, bf16, kl]), 4 + 8 + 2 + 2);
-        // One copy for both.
-        assert_eq!(always(&[cuda, bf16, none]), 2);
-        assert_eq!(always(&[cuda, none]), 4);
-    }
-
-    #[test]
-    fn engines_on_one_device_have_a_pool_each() {
-        let (three, plan) = (["engine.replicas=3"], Plan::new(Preset::TinyJamba.config()));
-        let pool = |sets: &[&str], each| MemoryPlan::of(&plan, &config_of(sets), each).pool;
-        assert_eq!(always(&three), 4 + 8 + 3 * 4);
-        assert_eq!(pool(&three, Some(1000)), Some(3000));
-        // Not as much again for each: the same memory for all of them.
-        let [one, all] = [&[][..], &three].map(|sets| pool(sets, None).expect("configured"));
-        assert!(all <= one && one - all < one / 50, "{all} of {one}");
-    }
-
-    /// 64 prompts x 8 rollouts x (128 + 128) tokens of a model of 3 billion parameters.
-    #[test]
-    fn what_a_step_keeps_for_its_backward() {
-        let sets = [
-            "engine.device=cuda",
-            "model.dtype=bf16",
-            "rollout.prompts_per_step=64",
-            "rollout.rollouts_per_prompt=8",
-            "engine.max_model_len=256",
-        ];
-        let plan = plan_of(Preset::Jamba3bShape, &sets);
-        let rows = 2_560 * 64 * 8 * 256;
-        assert_eq!(part(&plan, "layers' inputs, kept"), Some(28 * 2 * rows));
-        assert_eq!(part(&plan, "rows between layers"), Some((2 + 4) * rows));
-        let none = plan_of(Preset::Jamba3bShape, &[&sets[..], &["trainer.update=none"]].concat());
-        assert_eq!(part(&none, "layers' inputs, kept"), None);
-        assert_eq!(part(&none, "rows between layers"), Some((2 + 2) * rows));
-        assert_eq!(part(&none, "gradient"), None);
-    }
-
-    /// A rank a GPU has half of what stays and of what a step keeps; the engine is on the first.
-    /// Two on one GPU have all of it there, and each its own gathered units.
-    #[test]
-    fn ranks_have_their_shards_and_their_share_of_a_step() {
-        let sets = ["engine.device=cuda", "model.dtype=bf16", "rollout.prompts_per_step=16"];
-        let two = [&sets[..], &["trainer.ranks=2"]].concat();
-        let one = plan_of(Preset::Jamba3bShape, &sets);
-        let apart = shared_by(1, Preset::Jamba3bShape, &two);
-        let together = shared_by(2, Preset::Jamba3bShape, &two);
-        for what in ["master weights", "optimizer", "layers' inputs, kept", "rows between layers"] {
-            let whole = part(&one, what).expect(what);
-            assert_eq!(part(&together, what), Some(whole), "{what}");
-            assert_eq!(part(&apart, what), Some(whole / 2), "{what}");
-        }
-        assert_eq!(part(&apart, "engine weights"), part(&one, "engine weights"));
-        assert!(one.others.is_none() && together.others.is_none());
-        let (others, _) = apart.others.as_ref().expect("a GPU");
-        let others: u64 = others.iter().map(|part| part.bytes).sum();
-        let engine = part(&apart, "engine weights").expect("an engine");
-        let here = apart.fullest(Some(0), true);
-        assert_eq!(here, others + engine, "what the engine works on, it works on at another time");
-        let gathered = |plan| part(plan, "a layer and the root").expect("gathered");
-        assert!(gathered(&together) > 2 * gathered(&one));
-    }
-
-    #[test]
-    fn a_dropped_pool_and_learning_are_never_there_together() {
-        let fullest =
-            |sets: &[&str], pool| plan_of(Preset::TinyJamba, sets).fullest(Some(pool), true);
-        let huge = 1 << 40;
-        let dropped = ["engine.sleep=drop_pool"];
-        assert_eq!(fullest(&[], huge) - fullest(&[], 0), huge);
-        assert!(fullest(&dropped, huge) < fullest(&[], huge));
-        assert_eq!(fullest(&dropped, 0), fullest(&[], 0));
-    }
-
-    #[test]
-    fn too_little_memory_is_refused_with_both_numbers() {
-        let plan = plan_of(Preset::TinyJamba, &[]);
-        plan.check(None).expect("some megabytes are there");
-        enough("the device", 8, Some(8)).expect("it just fits");
-        enough("the device", 8, None).expect("a device that does not say");
-        let message = enough("the device", 9, Some(8)).expect_err("one byte short").to_string();
-        let expected =
-            "the run needs 9 bytes of the device's memory before a row is computed, and \
-            8 are available: ";
-        assert!(message.starts_with(expected), "{message}");
-    }
-}
+mod tests;

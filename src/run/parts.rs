@@ -22,8 +22,8 @@ pub(super) struct Parts {
     pub codec: Arc<Codec>,
 }
 
-/// Where engine and trainer compute on a device, it has `free` bytes.
-pub(super) fn load(config: &Config, free: Option<u64>) -> Result<Parts> {
+/// Devices that engine and trainer compute on have `free` bytes each.
+pub(super) fn load(config: &Config, free: &[Option<u64>]) -> Result<Parts> {
     MemoryPlan::of(&plan(config)?, config, None).check(free)?;
     let (plan, master) = weights(config)?;
     let num = plan.numerics_of(config);

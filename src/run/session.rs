@@ -105,8 +105,8 @@ impl Session {
         measured: Option<u32>,
     ) -> Result<Self> {
         let device = device::open(config.engine.device)?;
-        let free = device.free_memory();
-        let Parts { plan, master, num, codec } = parts::load(config, free)?;
+        let free = device::free_memory(&device, config);
+        let Parts { plan, master, num, codec } = parts::load(config, &free)?;
         let task = Task::new(&config.task, config.seed, Arc::clone(&codec))?;
         let contract = config.contract();
         let trainer = device::trainer(&device, (&plan, num), config, &master)?;
@@ -116,7 +116,7 @@ impl Session {
         let source = match &config.engine.servers {
             None => {
                 let model = (&plan, num);
-                let engines = source::embedded(config, model, (&device, free), weights, measured)?;
+                let engines = source::embedded(config, model, (&device, &free), weights, measured)?;
                 Source::Embedded(engines)
             }
             Some(servers) => Source::Servers(source::servers(config, servers, launched.as_ref())?),

@@ -48,7 +48,7 @@ const fn healthy_max(dtype: Dtype) -> f64 {
 pub(super) fn embedded(
     config: &Config,
     (plan, num): (&Plan, Numerics),
-    (device, free): (&Device, Option<u64>),
+    (device, free): (&Device, &[Option<u64>]),
     weights: WeightSet,
     measured: Option<u32>,
 ) -> Result<Engines> {
