@@ -108,8 +108,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Writes the resolved configuration and holds it: of two runs that begin in one folder at once,
-    /// one gets it. What a start that came to nothing has left goes.
+    /// Writes the resolved configuration and holds it: of two runs that begin in one folder at
+    /// once, one gets it. What a start that came to nothing has left goes.
     pub fn claim(&self, config: &str) -> Result<Claim, ReportError> {
         let mut claim = Claim::make(&self.config())?;
         // Once more: another may have had it until now.
