@@ -49,8 +49,8 @@ pub(super) fn alike(all: &[ServerFacts]) -> Result<(), ServerError> {
     }
 }
 
-/// What log-probabilities depend on is as it was, server by server. A context of another length
-/// changes none, and an answer that does not tell is no other one.
+/// That what log-probabilities depend on is as it was, server by server. A context of another
+/// length changes none, and probes that do not tell show no other mode.
 pub(super) fn unchanged(before: &[ServerFacts], now: &[ServerFacts]) -> Result<(), ServerError> {
     let or = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
     let mode = |facts: &ServerFacts, other: &ServerFacts| {
