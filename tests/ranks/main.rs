@@ -66,15 +66,23 @@ impl Model {
     }
 }
 
-/// A GPU a rank, where the tests run on GPUs and there are as many.
+/// A GPU a rank, where the tests run on GPUs and there are as many. Each is opened once.
 #[cfg(feature = "cuda")]
 fn gpus(ranks: usize) -> Option<Vec<gapscope::ops::array::Device>> {
     use gapscope::ops::array::Device;
     use gapscope::ops::cuda::{devices, Gpu};
+    use std::sync::OnceLock;
+    static OPEN: OnceLock<Vec<Device>> = OnceLock::new();
     let first = device();
-    let there = !first.is_host() && ranks > 1 && devices().expect("GPUs").len() >= ranks;
-    let open = |ordinal| Device::Cuda(Gpu::open(ordinal).expect("a GPU"));
-    there.then(|| std::iter::once(first).chain((1..ranks).map(open)).collect())
+    if first.is_host() || ranks == 1 {
+        return None;
+    }
+    let all = OPEN.get_or_init(|| {
+        let others = 1..devices().expect("GPUs").len().min(RANKS[RANKS.len() - 1]);
+        let open = |ordinal| Device::Cuda(Gpu::open(ordinal).expect("a GPU"));
+        std::iter::once(first).chain(others.map(open)).collect()
+    });
+    all.get(..ranks).map(<[Device]>::to_vec)
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
