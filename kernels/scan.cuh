@@ -45,8 +45,8 @@ __device__ __forceinline__ float steepest(const float* a, uint32_t n) {
     return least;
 }
 
-// N neighbouring elements of a row as they lie there: what asks for the next row's before it is done
-// with its own must not touch them, or it waits for them.
+// N neighbouring elements of a row as they lie there. Whoever asks for the next row's before it is
+// done with its own must not touch them, or it waits for them.
 template <typename T, uint32_t N>
 struct Stored;
 

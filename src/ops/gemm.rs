@@ -20,6 +20,9 @@ use crate::config::Dtype;
 const PANEL: usize = 16;
 /// Rows of one register tile; independent sums that hide the latency of the adds.
 const TILE: usize = 8;
+/// Inner elements between two stores of a tile's sums, which a compiler does not always keep in
+/// registers.
+const DEPTH: usize = 4;
 
 /// The right-hand side of a product, laid out in panels of 16 columns: `[N / 16][K][16]`, the last
 /// panel padded with zeros.
@@ -112,6 +115,18 @@ struct Column {
     into: Into,
 }
 
+/// Adds one row's products, the inner index ascending.
+#[inline(always)]
+fn add_products(a: &[f32], b: &[[f32; PANEL]], sum: &mut [f32; PANEL]) {
+    let mut so_far = *sum;
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..PANEL {
+            so_far[lane] = fused(*a, b[lane], so_far[lane]);
+        }
+    }
+    *sum = so_far;
+}
+
 /// ROWS × 16 outputs; returns ROWS.
 #[inline(always)]
 fn tile<const ROWS: usize>(
@@ -125,14 +140,14 @@ fn tile<const ROWS: usize>(
     let rows: [&[f32]; ROWS] = std::array::from_fn(|r| &x_mk[(row + r) * k..][..k]);
     let mut sums = [[0.0_f32; PANEL]; ROWS];
     let (panel, _) = panel.as_chunks::<PANEL>();
-    for kk in 0..k {
-        let b = panel[kk];
-        for r in 0..ROWS {
-            let a = rows[r][kk];
-            for lane in 0..PANEL {
-                sums[r][lane] = fused(a, b[lane], sums[r][lane]);
-            }
+    let (whole, rest) = panel.as_chunks::<DEPTH>();
+    for (depth, b) in whole.iter().enumerate() {
+        for (row, sum) in rows.iter().zip(&mut sums) {
+            add_products(&row[depth * DEPTH..][..DEPTH], b, sum);
         }
+    }
+    for (row, sum) in rows.iter().zip(&mut sums) {
+        add_products(&row[whole.len() * DEPTH..], rest, sum);
     }
     let width = PANEL.min(column.stride - column.first);
     for (r, sum) in sums.iter().enumerate() {

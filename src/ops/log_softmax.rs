@@ -33,9 +33,10 @@ impl Normaliser {
             #[inline(always)]
             || {
                 let max = logits_v.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
-                let sum = logits_v
-                    .chunks(TILE)
-                    .fold(0.0, |sum, tile| sum + sum_by(tile.len(), |i| exp(tile[i] - max)));
+                let mut sum = 0.0;
+                for tile in logits_v.chunks(TILE) {
+                    sum += sum_by(tile.len(), |i| exp(tile[i] - max));
+                }
                 Self { max, log_sum: ln_sum(sum) }
             },
         )

@@ -14,7 +14,7 @@ use super::array::Array;
 #[cfg(feature = "cuda")]
 use super::cuda::Floats;
 use super::round::to_dtype;
-use super::simd::{dot, exp, sum_by};
+use super::simd::{dot, exp, sum_by, vectorized};
 use crate::config::Dtype;
 
 /// How many experts there are, and how many a token goes to.
@@ -34,9 +34,14 @@ pub struct Choice {
 /// Probabilities of one row, into `p_e`.
 fn softmax(logits_e: &[f32], p_e: &mut [f32]) {
     let max = logits_e.iter().fold(f32::NEG_INFINITY, |max, x| max.max(*x));
-    p_e.iter_mut().zip(logits_e).for_each(|(p, x)| *p = exp(x - max));
-    let total = sum_by(p_e.len(), |i| p_e[i]);
-    p_e.iter_mut().for_each(|p| *p /= total);
+    vectorized(
+        #[inline(always)]
+        || {
+            p_e.iter_mut().zip(logits_e).for_each(|(p, x)| *p = exp(x - max));
+            let total = sum_by(p_e.len(), |i| p_e[i]);
+            p_e.iter_mut().for_each(|p| *p /= total);
+        },
+    );
 }
 
 impl Routing {
@@ -176,8 +181,13 @@ impl Array {
         assert_eq!(self.len(), other.len(), "products of unequal rows");
         match self {
             Self::Cpu(values) => {
+                let mut dots = vec![0.0; values.len() / width];
                 let each = values.chunks_exact(width).zip(other.cpu().chunks_exact(width));
-                each.map(|(a, b)| dot(a, b)).collect()
+                vectorized(
+                    #[inline(always)]
+                    || dots.iter_mut().zip(each).for_each(|(sum, (a, b))| *sum = dot(a, b)),
+                );
+                dots
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(values) => {

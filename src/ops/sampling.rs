@@ -50,9 +50,14 @@ fn maximum(logits_v: &[f32]) -> f32 {
 /// Keeps p >= min_p · (largest p).
 fn keep_min_p(logits_v: &mut [f32], min_p: f32) {
     let max = maximum(logits_v);
-    for x in logits_v.iter_mut().filter(|x| exp(**x - max) < min_p) {
-        *x = f32::NEG_INFINITY;
-    }
+    vectorized(
+        #[inline(always)]
+        || {
+            for x in logits_v.iter_mut() {
+                *x = if exp(*x - max) < min_p { f32::NEG_INFINITY } else { *x };
+            }
+        },
+    );
 }
 
 /// Keeps everything at least the k-th largest (k = 0: everything), and of that the smallest set of
@@ -67,15 +72,20 @@ fn keep_top(logits_v: &mut [f32], k: usize, top_p: f64) {
     }
     if top_p < 1.0 {
         let max = logits_v[order[0]];
-        let mass = |&i: &usize| f64::from(exp(logits_v[i] - max));
-        let enough = (top_p - TOP_P_SLACK) * order[..kept].iter().map(mass).sum::<f64>();
+        let mut masses: Vec<f32> = order[..kept].iter().map(|&i| logits_v[i] - max).collect();
+        vectorized(
+            #[inline(always)]
+            || masses.iter_mut().for_each(|x| *x = exp(*x)),
+        );
+        let enough =
+            (top_p - TOP_P_SLACK) * masses.iter().map(|&mass| f64::from(mass)).sum::<f64>();
         let mut before = 0.0;
-        let reaches = |i: &usize| {
+        let reaches = |&&mass: &&f32| {
             let open = before < enough;
-            before += mass(i);
+            before += f64::from(mass);
             open
         };
-        kept = order[..kept].iter().copied().take_while(reaches).count().max(1);
+        kept = masses.iter().take_while(reaches).count().max(1);
     }
     for &i in &order[kept..] {
         logits_v[i] = f32::NEG_INFINITY;

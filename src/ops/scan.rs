@@ -75,7 +75,11 @@ impl Scan {
     pub fn new(a_log_dn: &[f32], skip_d: &[f32], dt_bias_d: &[f32]) -> Self {
         assert_eq!(skip_d.len(), dt_bias_d.len(), "D and dt_proj.bias differ");
         assert_eq!(a_log_dn.len() % skip_d.len(), 0, "A_log is not [{}, N]", skip_d.len());
-        let a_dn = a_log_dn.iter().map(|&a| -exp(a) * std::f32::consts::LOG2_E).collect();
+        let mut a_dn = a_log_dn.to_vec();
+        vectorized(
+            #[inline(always)]
+            || a_dn.iter_mut().for_each(|a| *a = -exp(*a) * std::f32::consts::LOG2_E),
+        );
         let (skip_d, dt_bias_d) = (skip_d.to_vec(), dt_bias_d.to_vec());
         Self { a_dn, skip_d, dt_bias_d, arithmetic: Arithmetic::Invariant }
     }
